@@ -1,0 +1,77 @@
+# make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running)
+# make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
+# make test    every test, on real Postgres, Kafka and RabbitMQ
+# make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+CODE := $(wildcard src outbox_relay consumers tests benchmarks examples)
+COMPILE := uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header \
+	--no-emit-index-url --no-emit-find-links
+COMPILE_DEV := $(COMPILE) --all-extras --group dev pyproject.toml
+COMPILE_BOOTSTRAP := $(COMPILE) -c requirements/dev.txt requirements/bootstrap.in
+
+.DELETE_ON_ERROR:
+.PHONY: install format check static lock-check unit lock services test demo bench clean
+
+install: $(STAMP)
+
+$(STAMP): requirements/bootstrap.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "towpath needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+format: install
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+check: static lock-check unit
+
+static: install
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/deptry .
+
+# The existing locks are the preference, so only a change of pyproject.toml makes a difference.
+lock-check: install
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	cp requirements/dev.txt requirements/bootstrap.txt "$$dir"; \
+	$(BIN)/$(COMPILE_DEV) -o "$$dir/dev.txt"; \
+	$(BIN)/$(COMPILE_BOOTSTRAP) -o "$$dir/bootstrap.txt"; \
+	for lock in dev bootstrap; do \
+		cmp -s requirements/$$lock.txt "$$dir/$$lock.txt" \
+			|| { echo "requirements/$$lock.txt is stale, run: make lock" >&2; exit 1; }; \
+	done
+
+unit: install
+	$(BIN)/python -m pytest -q $(wildcard tests/unit tests/property)
+
+lock:
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	$(BIN)/$(COMPILE_DEV) $(if $(UPGRADE),--upgrade) -o requirements/dev.txt
+	$(BIN)/$(COMPILE_BOOTSTRAP) -o requirements/bootstrap.txt
+
+services: install
+	$(BIN)/python -m towpath.testing.services install
+
+# The session's fixtures start each server when a test first needs it, and stop it.
+test: services
+	$(BIN)/python -m pytest
+
+demo: install
+	KEEP=$(KEEP) $(BIN)/python -m examples.demo
+
+bench: install
+	$(BIN)/python -m benchmarks relay --quick
+	$(BIN)/python -m benchmarks e2e --quick
+
+clean:
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Transactional outbox relay and idempotent consumer framework."""
