@@ -1,0 +1,1 @@
+"""Testing services that use towpath: real servers, fault proxies, fixtures."""
