@@ -1,0 +1,1 @@
+"""Broker adapters. `ports` is the contract; `kafka`, `rabbitmq` and `memory` implement it alike."""

@@ -1,0 +1,221 @@
+"""What the engines need from a broker. One adapter per broker implements these ports alike.
+
+A message on the wire is CloudEvents binary mode on every broker: `ce_…` headers beside towpath's
+own; header values are bytes, names may repeat, and both order and repeats survive.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Protocol, TypeAlias
+from uuid import UUID
+
+from towpath.errors import BrokerUnavailable, MessageRefused
+
+Headers: TypeAlias = tuple[tuple[str, bytes], ...]
+
+ROUTING_SLOTS: Final = 64
+"""Shares of the key space in a RabbitMQ routing key `<slot>.<type>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundMessage:
+    """One message as the relay hands it to a publisher: headers complete, payload final."""
+
+    message_id: UUID
+    sequence: int
+    """The outbox id: grows with commit order within a key."""
+    address: str
+    """Kafka topic or RabbitMQ exchange."""
+    type: str
+    key: str | None
+    routing_slot: int
+    """`hash(key) % 64`, for RabbitMQ's routing key."""
+    headers: Headers
+    payload: bytes | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload, key and headers without the protocol's own overhead."""
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return headers + len(self.key or "") + len(self.payload or b"")
+
+
+@dataclass(slots=True)
+class PublishResult:
+    """What is known after a window was offered to the broker, by index into that window.
+
+    An index in neither collection was not sent, or has an unknown outcome: publish it again.
+    Within one key, nothing is acknowledged behind a message that is not.
+    """
+
+    acknowledged: set[int] = field(default_factory=set)
+    refused: dict[int, MessageRefused] = field(default_factory=dict)
+    unavailable: BrokerUnavailable | None = None
+    """Set when the broker went away or the deadline passed before everything was settled."""
+
+
+class Publisher(Protocol):
+    """Publishes windows of messages. One owner; `publish` is never called concurrently."""
+
+    async def start(self) -> None:
+        """Connect. Raises BrokerUnavailable (retry later) or ConfigurationError (do not)."""
+        ...
+
+    async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:
+        """Publish a window, keeping the order of each (address, key); at most `timeout_seconds`.
+
+        After the deadline nothing of the window is written any more: the connection is closed
+        without flushing. Reconnects by itself on the next call. Never raises for the broker's
+        state; ConfigurationError (a missing topic, refused credentials) is raised.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close; idempotent, bounded, never raises for a dead broker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """One received message. Identity, not value: two deliveries of one message differ."""
+
+    source: str
+    """Kafka topic or RabbitMQ exchange (the destination's address, not the queue)."""
+    partition: str
+    """Unit of broker order: `topic:3` on Kafka, the queue on RabbitMQ."""
+    offset: int
+    """Kafka offset or RabbitMQ delivery tag: grows within a partition and assignment."""
+    key: str | None
+    """None when absent; bytes that are not UTF-8 are shown with backslash escapes."""
+    headers: Headers
+    value: bytes | None
+    timestamp: datetime | None
+    is_redelivered: bool
+    """RabbitMQ's flag; on Kafka an offset at or below the highest one seen before."""
+    epoch: int
+    """The assignment (Kafka) or channel (RabbitMQ) it came by; older ones are no-ops."""
+    coordinates: str | None = None
+    """Stable identity of the record at the broker: `topic:partition:offset:timestamp` on Kafka.
+
+    None on RabbitMQ, where a redelivery has another tag. Names foreign messages without an id.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """Value and headers."""
+        return len(self.value or b"") + sum(len(name) + len(value) for name, value in self.headers)
+
+
+class RevocationListener(Protocol):
+    """Told when partitions are about to leave this member."""
+
+    async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None:
+        """Let running work of these partitions end, at most `timeout_seconds`, then return.
+
+        Called outside the poll loop; it must not call `receive`. Acknowledgements made before it
+        returns are still committed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one consumer group reads."""
+
+    group: str
+    addresses: tuple[str, ...]
+    max_in_flight: int
+    """Messages received but not yet acknowledged, over all partitions; intake pauses there."""
+    max_in_flight_bytes: int
+
+
+class Subscriber(Protocol):
+    """Receives for one member of a consumer group. Reconnects and rebuilds itself."""
+
+    async def start(self, listener: RevocationListener) -> None:
+        """Join. Raises BrokerUnavailable or ConfigurationError."""
+        ...
+
+    async def receive(self, max_count: int, *, timeout_seconds: float) -> Sequence[Delivery]:
+        """Up to `max_count` deliveries in partition order; empty after the timeout.
+
+        Safe to cancel. While the broker is away it returns nothing and `is_connected` is False.
+        """
+        ...
+
+    def acknowledge(self, deliveries: Iterable[Delivery]) -> None:
+        """The outcome of these is durable. Never blocks; stale epochs are ignored.
+
+        Kafka commits the watermark over received offsets in the background; RabbitMQ acks.
+        """
+        ...
+
+    def release(self, deliveries: Iterable[Delivery]) -> None:
+        """Hand back unprocessed (shutdown, revoke): they are delivered again, to anybody."""
+        ...
+
+    def is_current(self, delivery: Delivery) -> bool:
+        """Whether the partition still belongs to this member under the delivery's epoch."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages can arrive now: joined and polled, or consuming on an open channel."""
+        ...
+
+    async def aclose(self) -> None:
+        """Commit or ack what was acknowledged, leave, close; idempotent and bounded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTopology:
+    """What one consumer group needs at the broker."""
+
+    group: str
+    addresses: tuple[str, ...]
+
+
+class BrokerAdmin(Protocol):
+    """Creates and checks topics, exchanges and queues."""
+
+    async def apply(self, addresses: Sequence[str], groups: Sequence[GroupTopology], *, partitions: int) -> list[str]:
+        """Create what is missing and say what was created, one line each. Existing things stay.
+
+        Per group and address there is also a dead-letter destination `dead_letter_address(...)`.
+        Raises TopologyError where something exists with other arguments.
+        """
+        ...
+
+    async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
+        """One line for each thing missing or declared otherwise; empty when all is well."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        ...
+
+
+class Broker(Protocol):
+    """A configured broker: makes publishers, subscribers and an admin. Owns no connection."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Messages above this are refused before sending, with reason `too_large`."""
+        ...
+
+    def publisher(self) -> Publisher: ...
+
+    def subscriber(self, subscription: Subscription) -> Subscriber: ...
+
+    def admin(self) -> BrokerAdmin: ...
+
+
+def dead_letter_address(group: str, address: str) -> str:
+    """Where copies of a group's dead letters of one source go, on every broker."""
+    return f"{group}.{address}.dlq"
+
+
+BrokerOptions: TypeAlias = Mapping[str, object]
+"""Settings of one broker beyond its URL, passed on to the client library as they are."""

@@ -1,0 +1,173 @@
+"""The error tree. Branches follow what the caller can do about it.
+
+```
+TowpathError
+├── UsageError               the call is wrong: fix the code, trying again cannot help
+│   ├── NoTransaction        emit/submit outside a real transaction
+│   ├── UnknownType          a class that is not a registered message, a type without a handler
+│   ├── InvalidMessage       key, id, owner, destination, header or datetime outside the limits
+│   ├── PayloadTooLarge
+│   └── DedupeConflict       the same dedupe key was submitted with another body
+├── ConfigurationError       the deployment is wrong: fix settings, grants, schema or topology
+│   ├── SettingsError
+│   ├── MissingExtra         an optional dependency is not installed
+│   ├── SchemaMismatch       the database schema is absent, older or newer than this library
+│   └── TopologyError        a topic, queue or exchange is missing or declared otherwise
+├── StoreError
+│   ├── StoreUnavailable     the database is away: retry
+│   └── LeaseLost            somebody else owns the lease now: drop the work
+├── BrokerError
+│   ├── BrokerUnavailable    the broker is away or slow: retry, the message is not at fault
+│   └── MessageRefused       the broker refuses this message: too large, unroutable, malformed
+└── DecodeError              bytes that are not what their type says
+```
+
+Each class has a stable `code` for logs and dashboards, and `retryable`: whether the same call may
+succeed later without a change.
+"""
+
+from typing import ClassVar
+
+
+class TowpathError(Exception):
+    """Root of every error raised on purpose by towpath."""
+
+    code: ClassVar[str] = "towpath.error"
+    retryable: ClassVar[bool] = False
+
+
+class UsageError(TowpathError):
+    """The call is wrong; the transaction it was made in is still usable."""
+
+    code = "usage"
+
+
+class NoTransaction(UsageError):
+    """The call needs an open transaction on the connection that holds the business change."""
+
+    code = "usage.no_transaction"
+
+
+class UnknownType(UsageError):
+    """The class or wire type is not registered."""
+
+    code = "usage.unknown_type"
+
+
+class InvalidMessage(UsageError):
+    """A message attribute is outside its documented limits."""
+
+    code = "usage.invalid_message"
+
+
+class PayloadTooLarge(UsageError):
+    """The encoded payload exceeds the limit."""
+
+    code = "usage.payload_too_large"
+
+    def __init__(self, type_: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"payload of {type_} is {size_bytes} bytes, the limit is {limit_bytes}: "
+            "store the body elsewhere and send a reference, or raise max_payload_bytes"
+        )
+        self.type = type_
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class DedupeConflict(UsageError):
+    """A task with the same dedupe key but another body exists already."""
+
+    code = "usage.dedupe_conflict"
+
+    def __init__(self, message: str, task_id: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class ConfigurationError(TowpathError):
+    """The deployment is wrong."""
+
+    code = "configuration"
+
+
+class SettingsError(ConfigurationError):
+    """A setting is missing, unknown or malformed."""
+
+    code = "configuration.settings"
+
+
+class MissingExtra(ConfigurationError):
+    """An optional dependency is not installed."""
+
+    code = "configuration.missing_extra"
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(f'{needed_for} needs an extra: pip install "towpath[{extra}]"')
+        self.extra = extra
+
+
+class SchemaMismatch(ConfigurationError):
+    """The database schema does not match this library."""
+
+    code = "configuration.schema"
+
+
+class TopologyError(ConfigurationError):
+    """A topic, exchange or queue is missing or declared with other arguments."""
+
+    code = "configuration.topology"
+
+
+class StoreError(TowpathError):
+    """The database did not do what was asked."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or is restarting."""
+
+    code = "store.unavailable"
+    retryable = True
+
+
+class LeaseLost(StoreError):
+    """The lease lapsed or belongs to somebody else; nothing was written."""
+
+    code = "store.lease_lost"
+
+
+class BrokerError(TowpathError):
+    """The broker did not do what was asked."""
+
+    code = "broker"
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker is away, frozen or too slow. Messages in flight have an unknown outcome."""
+
+    code = "broker.unavailable"
+    retryable = True
+
+
+class MessageRefused(BrokerError):
+    """The broker refuses this one message; `reason` is stable and short, e.g. `too_large`."""
+
+    code = "broker.message_refused"
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class DecodeError(TowpathError):
+    """Bytes on the wire or in a row that are not what their type says."""
+
+    code = "decode"
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail

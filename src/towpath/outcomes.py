@@ -1,0 +1,59 @@
+"""What a handler returns or raises to say more than "done" or "failed".
+
+Returning `Reject` commits what the handler wrote and ends the task FAILED. Everything raised rolls
+back: `Retry` and `Snooze` come again, `Dead` goes to the dead-letter catalog at once.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from towpath.backoff import parse_duration
+
+REASON_LIMIT: Final = 64
+
+
+def _checked_reason(reason: str) -> str:
+    if not reason or len(reason) > REASON_LIMIT or not reason.isascii() or not reason.isprintable():
+        raise ValueError(f"a reason is 1 to {REASON_LIMIT} printable ASCII characters, got {reason!r}")
+    return reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Return it: a business decision. What the handler wrote is committed; the task ends FAILED."""
+
+    reason: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        _checked_reason(self.reason)
+
+
+class Outcome(Exception):
+    """Base of what a handler raises on purpose. The transaction is rolled back."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = _checked_reason(reason)
+        self.detail = detail
+
+
+class Retry(Outcome):
+    """Raise it: try again by the retry policy, not before `after`. Spends an attempt."""
+
+    def __init__(self, reason: str = "retry", *, after: str | timedelta | None = None, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.after = None if after is None else parse_duration(after)
+
+
+class Snooze(Outcome):
+    """Raise it: come again after `delay`; nothing failed, no attempt is spent."""
+
+    def __init__(self, delay: str | timedelta, *, reason: str = "snooze", detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.delay = parse_duration(delay)
+
+
+class Dead(Outcome):
+    """Raise it: hopeless. The message goes to the dead-letter catalog without further attempts."""

@@ -1,0 +1,1 @@
+"""Postgres: migrations, named SQL statements, and one module per table family."""

@@ -1,0 +1,125 @@
+"""The engines' own connections to Postgres, and what a driver error means."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from towpath.errors import StoreUnavailable
+from towpath.store.statements import DEFAULT_SCHEMA, in_schema
+
+_UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "25006")
+
+PLANNER_PINS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+"""Every hot statement is a lookup by index; without pins a never-analysed table gets a scan."""
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the error means "the database is away", not "the statement is wrong"."""
+    if isinstance(error, StoreUnavailable | OSError | TimeoutError | ssl.SSLError):
+        return True
+    if isinstance(error, asyncpg.PostgresError):
+        state = str(getattr(error, "sqlstate", None) or "")
+        return state.startswith(_UNAVAILABLE_CLASSES)
+    if isinstance(error, asyncpg.InterfaceError):
+        text = str(error)
+        return "closed" in text or "connection" in text
+    return False
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn a driver's "the database is away" into StoreUnavailable; other errors pass."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        if is_unavailable(error):
+            raise StoreUnavailable(f"the database is unavailable: {error}") from error
+        raise
+
+
+class Database:
+    """One process's connections: a pool for the engines' statements, an engine for handlers.
+
+    `url` is `postgresql://user:password@host:port/database`; a `+driver` suffix is ignored.
+    """
+
+    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, pool_size: int = 10, command_timeout_seconds: float = 30) -> None:
+        in_schema("", schema)
+        self.url = plain_url(url)
+        self.schema = schema
+        self._pool_size = pool_size
+        self._command_timeout = command_timeout_seconds
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._engine: AsyncEngine | None = None
+
+    async def start(self) -> None:
+        """Open the pool. Raises StoreUnavailable; idempotent."""
+        if self._pool is None:
+            with store_errors():
+                self._pool = await asyncpg.create_pool(
+                    self.url,
+                    min_size=1,
+                    max_size=self._pool_size,
+                    command_timeout=self._command_timeout,
+                    timeout=10,
+                    server_settings={"application_name": "towpath", **PLANNER_PINS},
+                )
+
+    async def aclose(self) -> None:
+        """Close pool and engine; bounded; idempotent."""
+        pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
+        if engine is not None:
+            await engine.dispose()
+        if pool is not None:
+            pool.terminate()
+
+    @property
+    def pool(self) -> asyncpg.Pool[Any]:
+        """The open pool. Its connections have the planner pinned to index scans."""
+        if self._pool is None:
+            raise StoreUnavailable("the database pool is not open")
+        return self._pool
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """A SQLAlchemy engine on the same database for handlers' sessions; not pinned."""
+        if self._engine is None:
+            self._engine = create_async_engine(
+                sqlalchemy_url(self.url), pool_size=self._pool_size, max_overflow=self._pool_size, pool_pre_ping=False
+            )
+        return self._engine
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[Any]]:
+        """A pooled connection inside a READ COMMITTED transaction; driver errors are translated."""
+        with store_errors():
+            async with self.pool.acquire(timeout=10) as connection, connection.transaction():
+                yield connection
+
+
+def plain_url(url: str) -> str:
+    """`postgresql+asyncpg://…` as `postgresql://…`, which asyncpg and libpq understand."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.partition('+')[0]}{separator}{rest}"
+
+
+def sqlalchemy_url(url: str, driver: str = "asyncpg") -> str:
+    """The URL with SQLAlchemy's driver suffix."""
+    scheme, separator, rest = plain_url(url).partition("://")
+    return f"postgresql+{driver}{separator}{rest}"

@@ -1,0 +1,328 @@
+-- The first schema. Written for the schema name `towpath`; the loader substitutes another one.
+
+create schema if not exists towpath;
+
+-- Time and identity -----------------------------------------------------------------------------
+
+create function towpath.clock() returns timestamptz
+  language sql volatile parallel safe as $$ select clock_timestamp() $$;
+
+create function towpath.shards_per_broker() returns smallint
+  language sql immutable parallel safe as $$ select 16::smallint $$;
+
+create function towpath.ring_slots() returns smallint
+  language sql immutable parallel safe as $$ select 4::smallint $$;
+
+create function towpath.rotate_seconds() returns integer
+  language sql immutable parallel safe as $$ select 21600 $$;
+
+create function towpath.ring_slot() returns smallint
+  language sql volatile parallel safe as
+  $$ select (floor(extract(epoch from towpath.clock()) / towpath.rotate_seconds())::bigint % towpath.ring_slots())::smallint $$;
+
+create function towpath.key_hash(key text, message_id uuid) returns bigint
+  language sql immutable parallel safe as
+  $$ select hashtextextended(coalesce(key, message_id::text), 0) & 9223372036854775807 $$;
+
+create table towpath.meta (
+  name  text primary key,
+  value text not null
+);
+insert into towpath.meta values
+  ('schema_version', '1'),
+  ('installation_id', gen_random_uuid()::text);
+
+create table towpath.broker (
+  number smallint primary key check (number between 0 and 63),
+  name   text not null unique
+);
+insert into towpath.broker values (0, 'default');
+
+create table towpath.destination (
+  name    text primary key check (name ~ '^[A-Za-z0-9._-]{1,200}$'),
+  broker  smallint not null default 0 references towpath.broker,
+  address text not null check (address ~ '^[A-Za-z0-9._-]{1,200}$')
+);
+
+create function towpath.shard(destination text, key text, message_id uuid) returns smallint
+  language sql stable parallel safe as
+  $$ select (coalesce((select d.broker from towpath.destination d where d.name = destination), 0)
+             * towpath.shards_per_broker()
+             + towpath.key_hash(key, message_id) % towpath.shards_per_broker())::smallint $$;
+
+-- Outbox ring -----------------------------------------------------------------------------------
+
+create table towpath.outbox (
+  slot         smallint not null default towpath.ring_slot(),
+  xid          xid8 not null default pg_current_xact_id(),
+  id           bigint generated always as identity (cache 1),
+  shard        smallint not null,
+  message_id   uuid not null,
+  kind         text not null check (kind in ('event', 'task', 'copy')),
+  destination  text not null check (destination ~ '^[A-Za-z0-9._-]{1,200}$'),
+  type         text not null check (length(type) between 1 and 200),
+  key          text check (octet_length(key) <= 512),
+  content_type text not null,
+  headers      json not null default '[]',
+  payload      bytea,
+  created_at   timestamptz not null default towpath.clock()
+) partition by list (slot);
+create table towpath.outbox_0 partition of towpath.outbox for values in (0)
+  with (autovacuum_vacuum_insert_threshold = -1);
+create table towpath.outbox_1 partition of towpath.outbox for values in (1)
+  with (autovacuum_vacuum_insert_threshold = -1);
+create table towpath.outbox_2 partition of towpath.outbox for values in (2)
+  with (autovacuum_vacuum_insert_threshold = -1);
+create table towpath.outbox_3 partition of towpath.outbox for values in (3)
+  with (autovacuum_vacuum_insert_threshold = -1);
+create index outbox_window on towpath.outbox (shard, xid, id);
+
+-- Events for later; moved into the outbox when due.
+create table towpath.scheduled (
+  xid          xid8 not null default pg_current_xact_id(),
+  id           bigint generated always as identity (cache 1),
+  due_at       timestamptz not null,
+  shard        smallint not null,
+  message_id   uuid not null,
+  destination  text not null check (destination ~ '^[A-Za-z0-9._-]{1,200}$'),
+  type         text not null check (length(type) between 1 and 200),
+  key          text check (octet_length(key) <= 512),
+  content_type text not null,
+  headers      json not null default '[]',
+  payload      bytea,
+  created_at   timestamptz not null default towpath.clock(),
+  primary key (due_at, id)
+);
+create index scheduled_window on towpath.scheduled (xid);
+
+-- Relays, leases and the progress journal -------------------------------------------------------
+
+create table towpath.relay (
+  id         uuid primary key,
+  host       text not null,
+  started_at timestamptz not null default towpath.clock(),
+  seen_at    timestamptz not null default towpath.clock()
+);
+
+create table towpath.shard_lease (
+  shard       smallint primary key,
+  relay       uuid,
+  epoch       bigint not null default 0,
+  lease_until timestamptz not null default '-infinity'
+) with (fillfactor = 50);
+insert into towpath.shard_lease (shard)
+  select n::smallint from generate_series(0, towpath.shards_per_broker() - 1) n;
+
+create table towpath.journal (
+  seq            bigint generated always as identity primary key,
+  relay          uuid,
+  shards         smallint[] not null,
+  epochs         bigint[] not null,
+  last_ids       bigint[] not null,
+  snapshot_from  pg_snapshot not null,
+  snapshot_to    pg_snapshot not null,
+  xid            xid8 not null default pg_current_xact_id(),
+  created_at     timestamptz not null default towpath.clock(),
+  check (cardinality(shards) = cardinality(epochs) and cardinality(shards) = cardinality(last_ids))
+);
+insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_to)
+  select array_agg(l.shard order by l.shard), array_agg(0::bigint), array_agg(null::bigint),
+         pg_current_snapshot(), pg_current_snapshot()
+  from towpath.shard_lease l;
+
+create view towpath.shard_progress as
+  select distinct on (p.shard) p.shard, p.epoch, p.last_id, j.seq, j.relay, j.snapshot_from, j.snapshot_to, j.created_at
+  from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
+  order by p.shard, p.epoch desc, j.seq desc;
+
+create view towpath.outbox_message as
+  select o.*,
+    case when pg_visible_in_snapshot(o.xid, p.snapshot_from)
+           or (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id))
+         then 'SENT' else 'PENDING' end as status
+  from towpath.outbox o left join towpath.shard_progress p using (shard);
+
+-- Work ------------------------------------------------------------------------------------------
+
+create table towpath.worker (
+  id             uuid primary key,
+  consumer_group text not null,
+  host           text not null,
+  started_at     timestamptz not null default towpath.clock(),
+  lease_until    timestamptz not null
+) with (fillfactor = 50);
+
+create table towpath.task (
+  consumer_group   text not null check (length(consumer_group) between 1 and 100),
+  id               uuid not null,
+  type             text not null,
+  kind             text not null check (kind in ('event', 'task')),
+  source           text not null,
+  key              text,
+  lane             text,
+  position         bigint,
+  owner            text not null default '' check (length(owner) <= 200),
+  request_hash     bytea,
+  state            text not null constraint task_state_check check (state in (:task_states)),
+  version          integer not null default 1,
+  attempt          integer not null default 0,
+  deliveries       integer not null default 0,
+  run_no           integer not null default 0,
+  held_by          text not null check (held_by in ('broker', 'database')),
+  worker           uuid,
+  token            uuid,
+  effect_state     text check (effect_state in ('started', 'finished')),
+  cancel_requested boolean not null default false,
+  deadline_at      timestamptz,
+  due_at           timestamptz,
+  waiting_for      text constraint task_waiting_for_check check (waiting_for in (:waiting_reasons)),
+  payload          bytea,
+  content_type     text,
+  headers          json,
+  trace            text,
+  progress         json,
+  result           bytea,
+  result_ref       text,
+  reason_code      text,
+  error_class      text,
+  error_message    text,
+  fingerprint      text,
+  shard            smallint,
+  xid              xid8,
+  created_at       timestamptz not null default towpath.clock(),
+  updated_at       timestamptz not null default towpath.clock(),
+  started_at       timestamptz,
+  finished_at      timestamptz,
+  primary key (consumer_group, id),
+  constraint task_running_has_token check ((state = 'RUNNING') = (token is not null and worker is not null)),
+  constraint task_waiting_has_due check ((state = 'WAITING') = (due_at is not null and waiting_for is not null)),
+  constraint task_final_has_end check ((state in (:final_states)) = (finished_at is not null)),
+  constraint task_waits_in_database check (state not in ('WAITING', 'PARKED') or held_by = 'database')
+) with (fillfactor = 80);
+-- At most one running message of a lane (a key, or a partition where order is per partition).
+create unique index task_running_lane on towpath.task (consumer_group, source, lane)
+  where state = 'RUNNING' and lane is not null;
+create index task_running on towpath.task (worker) where state = 'RUNNING';
+create index task_due on towpath.task (consumer_group, due_at) where state = 'WAITING';
+create index task_parked on towpath.task (consumer_group, source, lane, position) where state = 'PARKED';
+create unique index task_request on towpath.task (consumer_group, owner, request_hash) where request_hash is not null;
+
+create table towpath.task_event (
+  consumer_group text not null,
+  task_id        uuid not null,
+  seq            bigint generated always as identity,
+  at             timestamptz not null default towpath.clock(),
+  event          text not null,
+  from_state     text,
+  to_state       text,
+  version        integer,
+  attempt        integer,
+  run_no         integer,
+  due_at         timestamptz,
+  reason_code    text,
+  error_class    text,
+  error_message  text,
+  worker         uuid,
+  actor          text,
+  trace          text,
+  primary key (consumer_group, task_id, seq)
+);
+
+create table towpath.key_gate (
+  consumer_group text not null,
+  source         text not null,
+  lane           text not null,
+  head           uuid not null,
+  created_at     timestamptz not null default towpath.clock(),
+  primary key (consumer_group, source, lane)
+);
+
+-- What a person has to look at ------------------------------------------------------------------
+
+create table towpath.dead_letter (
+  id               bigint generated always as identity primary key,
+  consumer_group   text not null,
+  message_id       uuid not null,
+  stage            text not null check (stage in ('publish', 'decode', 'handle', 'broker')),
+  state            text not null default 'open' check (state in ('open', 'replayed', 'discarded')),
+  death_count      integer not null default 1,
+  replay_count     integer not null default 0,
+  type             text,
+  kind             text,
+  source           text not null,
+  key              text,
+  position         bigint,
+  payload          bytea,
+  content_type     text,
+  headers          json not null default '[]',
+  origin           json,
+  reason_code      text not null,
+  error_class      text,
+  error_message    text,
+  fingerprint      text not null,
+  attempts         integer not null default 0,
+  followers_passed integer not null default 0,
+  trace            text,
+  copy_error       text,
+  first_dead_at    timestamptz not null default towpath.clock(),
+  last_dead_at     timestamptz not null default towpath.clock(),
+  closed_at        timestamptz,
+  unique (consumer_group, message_id)
+);
+create index dead_letter_open on towpath.dead_letter (consumer_group, id) where state = 'open';
+
+create table towpath.audit (
+  id     bigint generated always as identity primary key,
+  at     timestamptz not null default towpath.clock(),
+  actor  text not null,
+  action text not null,
+  reason text not null,
+  filter json not null,
+  counts json not null
+);
+
+-- Producing from any language -------------------------------------------------------------------
+
+create function towpath.raise_synchronous_commit() returns void
+  language sql volatile as
+  $$ select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off' $$;
+
+create function towpath.emit(
+  destination text, type text, payload bytea, key text default null,
+  headers json default '[]', content_type text default 'application/json', message_id uuid default gen_random_uuid()
+) returns uuid
+  language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
+  select towpath.raise_synchronous_commit();
+  insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+    values (towpath.shard(destination, key, message_id), message_id, 'event', destination, type, key, content_type, headers, payload)
+    returning outbox.message_id;
+$$;
+
+-- The row of a submitted task. A repeat of the same dedupe key returns the first; `same_body` says
+-- whether it was submitted with the same payload. The caller writes the outbox row.
+create function towpath.accept_task(
+  consumer_group text, id uuid, type text, destination text, key text, owner text, request_hash bytea,
+  deadline_at timestamptz, payload bytea, content_type text, headers json, trace text,
+  out task_id uuid, out created boolean, out same_body boolean
+)
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform towpath.raise_synchronous_commit();
+  insert into towpath.task (consumer_group, id, type, kind, source, key, owner, request_hash, state, held_by,
+                            deadline_at, payload, content_type, headers, trace, shard, xid)
+    values (accept_task.consumer_group, accept_task.id, accept_task.type, 'task',
+            coalesce((select d.address from towpath.destination d where d.name = accept_task.destination), accept_task.destination),
+            accept_task.key, accept_task.owner, accept_task.request_hash, 'ACCEPTED', 'broker',
+            accept_task.deadline_at, accept_task.payload, accept_task.content_type, accept_task.headers, accept_task.trace,
+            towpath.shard(accept_task.destination, accept_task.key, accept_task.id), pg_current_xact_id())
+    on conflict (consumer_group, owner, request_hash) where request_hash is not null do nothing;
+  if found then
+    task_id := accept_task.id; created := true; same_body := true;
+  else
+    select t.id, false, t.payload = accept_task.payload and t.type = accept_task.type
+      into task_id, created, same_body
+      from towpath.task t
+      where t.consumer_group = accept_task.consumer_group and t.owner = accept_task.owner
+        and t.request_hash = accept_task.request_hash;
+  end if;
+end $$;
