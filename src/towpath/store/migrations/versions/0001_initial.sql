@@ -205,6 +205,8 @@ create unique index task_running_lane on towpath.task (consumer_group, source, l
 create index task_running on towpath.task (worker) where state = 'RUNNING';
 create index task_due on towpath.task (consumer_group, due_at) where state = 'WAITING';
 create index task_parked on towpath.task (consumer_group, source, lane, position) where state = 'PARKED';
+create index task_accepted on towpath.task (consumer_group, updated_at) where state = 'ACCEPTED' and kind = 'task';
+create index task_created on towpath.task using brin (created_at);
 create unique index task_request on towpath.task (consumer_group, owner, request_hash) where request_hash is not null;
 
 create table towpath.task_event (

@@ -1,0 +1,155 @@
+"""Bringing a database to the newest schema, and saying where it stands. Needs the `cli` extra.
+
+The three functions block; from a running event loop call them in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from towpath.errors import MissingExtra, SchemaMismatch, StoreError
+from towpath.store import fingerprint
+from towpath.store.database import sqlalchemy_url, store_errors
+from towpath.store.statements import DEFAULT_SCHEMA, in_schema
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+T = TypeVar("T")
+
+
+def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
+    """Run the missing migrations in one transaction and return the revision reached.
+
+    Several callers at once wait for each other on an advisory lock, and the later ones find nothing
+    to do. Raises StoreUnavailable, SchemaMismatch when the database is newer than this library,
+    StoreError when a migration fails (nothing of it is kept).
+    """
+    config = _config(schema)
+
+    def run(connection: Connection) -> str:
+        connection.execute(
+            text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"towpath migrations of {schema}"}
+        )
+        _refuse_newer(_revision(connection, schema))
+        from alembic import command  # noqa: PLC0415  # the extra was checked by _config
+
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return _revision(connection, schema) or ""
+
+    return _in_transaction(url, run)
+
+
+def script(schema: str = DEFAULT_SCHEMA) -> str:
+    """All migrations as SQL text, for those who run them by hand."""
+    from io import StringIO  # noqa: PLC0415
+
+    config = _config(schema)
+    from alembic import command  # noqa: PLC0415  # the extra was checked by _config
+
+    config.output_buffer = StringIO()
+    command.upgrade(config, "head", sql=True)
+    return config.output_buffer.getvalue()
+
+
+def current(url: str, schema: str = DEFAULT_SCHEMA) -> str | None:
+    """The revision the database is at; None when the schema was never installed."""
+    in_schema("", schema)
+    return _in_transaction(url, lambda connection: _revision(connection, schema))
+
+
+def head() -> str:
+    """The newest revision this library knows."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  # the extra was checked by _config
+
+    return ScriptDirectory.from_config(_config(DEFAULT_SCHEMA)).get_current_head() or ""
+
+
+def check(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """What differs between the database and the newest schema, one line each; empty when nothing does."""
+    newest = head()
+    in_schema("", schema)
+
+    def run(connection: Connection) -> list[str]:
+        revision = _revision(connection, schema)
+        if revision is None:
+            return [f"the schema {schema} is not installed: run towpath db upgrade"]
+        if revision != newest:
+            return [f"the schema is at revision {revision}, this towpath needs {newest}: {_advice(revision)}"]
+        return list(
+            fingerprint.differences(fingerprint.expected(schema), fingerprint.read(connection, schema))
+        )
+
+    return _in_transaction(url, run)
+
+
+def _config(schema: str) -> Config:
+    in_schema("", schema)
+    try:
+        from alembic.config import Config  # noqa: PLC0415  # an optional dependency
+    except ImportError as error:
+        raise MissingExtra("cli", "migrating the database") from error
+    config = Config()
+    config.set_main_option("script_location", str(files("towpath.store") / "migrations"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["schema"] = schema
+    return config
+
+
+def _revision(connection: Connection, schema: str) -> str | None:
+    table = f"{schema}.alembic_version"
+    if connection.scalar(text("select to_regclass(:name)::text"), {"name": table}) is None:
+        return None
+    revision: str | None = connection.scalar(text(f"select version_num from {table}"))
+    return revision
+
+
+def _known(revision: str) -> bool:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  # the extra was checked by _config
+
+    scripts = ScriptDirectory.from_config(_config(DEFAULT_SCHEMA))
+    return any(known.revision == revision for known in scripts.walk_revisions())
+
+
+def _advice(revision: str) -> str:
+    return (
+        "run towpath db upgrade" if _known(revision) else "install a newer towpath, this one does not know it"
+    )
+
+
+def _refuse_newer(revision: str | None) -> None:
+    if revision is not None and not _known(revision):
+        raise SchemaMismatch(f"the schema is at revision {revision}: {_advice(revision)}")
+
+
+def _in_transaction(url: str, work: Callable[[Connection], T]) -> T:
+    async def run() -> T:
+        engine = create_async_engine(
+            sqlalchemy_url(url),
+            poolclass=NullPool,
+            connect_args={"timeout": 10, "server_settings": {"application_name": "towpath db"}},
+        )
+        try:
+            async with engine.begin() as connection:
+                return await connection.run_sync(work)
+        finally:
+            await engine.dispose()
+
+    with store_errors():
+        try:
+            return asyncio.run(run())
+        except DBAPIError as error:
+            cause = error.orig.__cause__ if error.orig is not None else None
+            if isinstance(cause, asyncpg.PostgresError | asyncpg.InterfaceError):
+                raise cause from error
+            raise StoreError(f"the database refused: {error.orig}") from error

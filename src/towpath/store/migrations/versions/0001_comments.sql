@@ -1,0 +1,188 @@
+-- What every table and column of the first schema means; docs/schema.md is generated from it.
+
+comment on schema towpath is 'Transactional outbox, tasks and dead letters of towpath. Changed only by "towpath db upgrade".';
+
+comment on table towpath.alembic_version is 'The migration this schema is at.';
+comment on column towpath.alembic_version.version_num is 'Revision identifier of the newest migration applied.';
+
+comment on table towpath.meta is 'Facts about this installation, one per row.';
+comment on column towpath.meta.name is 'Name of the fact: schema_version, installation_id.';
+comment on column towpath.meta.value is 'Its value as text.';
+
+comment on table towpath.broker is 'Brokers that messages are published to; a broker has its own shards, so one that is down never stops another.';
+comment on column towpath.broker.number is 'Position of its shards: shard = number * shards per broker + hash of the key.';
+comment on column towpath.broker.name is 'Name used in settings; "default" is the broker of every destination without a row.';
+
+comment on table towpath.destination is 'Where destinations live. One without a row goes to broker 0 at an address of the same name.';
+comment on column towpath.destination.name is 'Name that producers write.';
+comment on column towpath.destination.broker is 'The broker it lives on.';
+comment on column towpath.destination.address is 'Kafka topic or RabbitMQ exchange.';
+
+comment on table towpath.outbox is 'Append-only log of messages written by business transactions: a ring of partitions, each truncated as a whole once it is published and old enough. Rows are never updated.';
+comment on column towpath.outbox.slot is 'Ring partition, from the time of the insert. Never given by producers.';
+comment on column towpath.outbox.xid is 'The inserting transaction; the relay reads by snapshot difference over it. Never given by producers.';
+comment on column towpath.outbox.id is 'Grows with commit order for transactions that lock the same row before they emit; travels as "sequence".';
+comment on column towpath.outbox.shard is 'Unit of relay ownership: towpath.shard(destination, key, message_id).';
+comment on column towpath.outbox.message_id is 'Stable identity of the message on every delivery (UUIDv7).';
+comment on column towpath.outbox.kind is 'event, task (its body is in the task row) or copy (of a dead letter, for the dead-letter queue of the broker).';
+comment on column towpath.outbox.destination is 'Destination name, translated to an address when published.';
+comment on column towpath.outbox.type is 'Wire type, such as order.placed.';
+comment on column towpath.outbox.key is 'Ordering key; null is no key, an empty text is a key.';
+comment on column towpath.outbox.content_type is 'Media type of the payload.';
+comment on column towpath.outbox.headers is 'User headers and trace context as an array of pairs: ["name", "text"] or ["name", {"b64": "..."}].';
+comment on column towpath.outbox.payload is 'The body, byte for byte; null is a null value (and for tasks: look into the task row).';
+comment on column towpath.outbox.created_at is 'When it was written, by the database clock.';
+comment on table towpath.outbox_0 is 'Ring slot 0 of the outbox.';
+comment on table towpath.outbox_1 is 'Ring slot 1 of the outbox.';
+comment on table towpath.outbox_2 is 'Ring slot 2 of the outbox.';
+comment on table towpath.outbox_3 is 'Ring slot 3 of the outbox.';
+
+comment on table towpath.scheduled is 'Events for later, append-only; moved into the outbox when due and deleted afterwards in batches.';
+comment on column towpath.scheduled.xid is 'The inserting transaction, for the movers'' snapshot.';
+comment on column towpath.scheduled.id is 'Tie-breaker among equal due times.';
+comment on column towpath.scheduled.due_at is 'Not published before this instant.';
+comment on column towpath.scheduled.shard is 'Shard of the outbox row it becomes.';
+comment on column towpath.scheduled.message_id is 'Message id of the outbox row it becomes.';
+comment on column towpath.scheduled.destination is 'As in outbox.';
+comment on column towpath.scheduled.type is 'As in outbox.';
+comment on column towpath.scheduled.key is 'As in outbox.';
+comment on column towpath.scheduled.content_type is 'As in outbox.';
+comment on column towpath.scheduled.headers is 'As in outbox.';
+comment on column towpath.scheduled.payload is 'As in outbox.';
+comment on column towpath.scheduled.created_at is 'When it was written, by the database clock.';
+
+comment on table towpath.relay is 'Relay processes seen recently.';
+comment on column towpath.relay.id is 'Identity of one process run.';
+comment on column towpath.relay.host is 'Host name and process id, for people.';
+comment on column towpath.relay.started_at is 'When the process registered.';
+comment on column towpath.relay.seen_at is 'Last heartbeat; relays not seen for a lease time do not count for the fair share.';
+
+comment on table towpath.shard_lease is 'Which relay may publish a shard.';
+comment on column towpath.shard_lease.shard is 'The shard.';
+comment on column towpath.shard_lease.relay is 'The owner; null when released or never owned.';
+comment on column towpath.shard_lease.epoch is 'Fencing token: grows with every change of owner.';
+comment on column towpath.shard_lease.lease_until is 'The owner may publish until here, by the database clock.';
+
+comment on table towpath.journal is 'Progress of the relays, append-only: what was acknowledged by the broker, one row per window.';
+comment on column towpath.journal.seq is 'Order of writing within an epoch.';
+comment on column towpath.journal.relay is 'The relay that wrote it; null for the row made at installation.';
+comment on column towpath.journal.shards is 'Shards this row speaks for.';
+comment on column towpath.journal.epochs is 'Lease epoch of each shard, in the order of shards.';
+comment on column towpath.journal.last_ids is 'Of an unfinished window: last contiguous acknowledged outbox id of each shard; null when none.';
+comment on column towpath.journal.snapshot_from is 'Everything visible here is published.';
+comment on column towpath.journal.snapshot_to is 'The window being published: visible here and not in snapshot_from; equal to it when complete.';
+comment on column towpath.journal.xid is 'The writing transaction; tells a copied or restored database from the original.';
+comment on column towpath.journal.created_at is 'When it was written, by the database clock.';
+
+comment on table towpath.worker is 'Leases of consumer processes; a task belongs to a worker and lives as long as its lease.';
+comment on column towpath.worker.id is 'Identity of one process run; a process whose lease lapsed starts again under a new one.';
+comment on column towpath.worker.consumer_group is 'The group it works for.';
+comment on column towpath.worker.host is 'Host name and process id, for people.';
+comment on column towpath.worker.started_at is 'When it registered.';
+comment on column towpath.worker.lease_until is 'Alive until here, by the database clock; renewed by every heartbeat.';
+
+comment on table towpath.task is 'The source of truth for work: one row per message and consumer group.';
+comment on column towpath.task.consumer_group is 'The group that does the work.';
+comment on column towpath.task.id is 'The message id.';
+comment on column towpath.task.type is 'Wire type; picks the handler.';
+comment on column towpath.task.kind is 'event (received by the group) or task (submitted to it).';
+comment on column towpath.task.source is 'Topic or exchange it came from or travels on.';
+comment on column towpath.task.key is 'Ordering key; null is no key.';
+comment on column towpath.task.lane is 'What runs one after another in this group: the key, or the partition where order is per partition; null where nothing does.';
+comment on column towpath.task.position is 'Order among the messages of a lane: the sequence of towpath, or the offset of a foreign message.';
+comment on column towpath.task.owner is 'Tenant or user it belongs to; part of the deduplication key.';
+comment on column towpath.task.request_hash is 'Deduplication key of a submitted task: hash over its type and unique fields, or its explicit dedupe key.';
+comment on column towpath.task.state is 'One of the states of towpath.states; every move is one conditional update.';
+comment on column towpath.task.version is 'Grows by one with every move.';
+comment on column towpath.task.attempt is 'Attempts spent on failures of the message itself.';
+comment on column towpath.task.deliveries is 'Claims without an outcome since the last one; bounds messages that kill their process.';
+comment on column towpath.task.run_no is 'Number of recorded reruns; part of the idempotency key.';
+comment on column towpath.task.held_by is 'broker: its message is not acknowledged yet and will come again. database: only this row remembers it.';
+comment on column towpath.task.worker is 'The worker running it.';
+comment on column towpath.task.token is 'Fencing token of the running claim; a settle with another one does nothing.';
+comment on column towpath.task.effect_state is 'Whether an at-most-once effect was started or finished.';
+comment on column towpath.task.cancel_requested is 'A person or caller asked the running handler to stop.';
+comment on column towpath.task.deadline_at is 'Expires when it has not ended by then.';
+comment on column towpath.task.due_at is 'When a WAITING task is started.';
+comment on column towpath.task.waiting_for is 'Why it waits: retry, snooze, delay, replay, promoted, lost.';
+comment on column towpath.task.payload is 'The body; null while only the broker holds it.';
+comment on column towpath.task.content_type is 'Media type of the payload.';
+comment on column towpath.task.headers is 'Headers, encoded as in outbox.';
+comment on column towpath.task.trace is 'W3C traceparent of its creation.';
+comment on column towpath.task.progress is 'Last progress its handler reported.';
+comment on column towpath.task.result is 'What the handler returned, encoded.';
+comment on column towpath.task.result_ref is 'Where a result too large for the row is kept.';
+comment on column towpath.task.reason_code is 'Stable reason of the last failure or rejection.';
+comment on column towpath.task.error_class is 'Class of the last error.';
+comment on column towpath.task.error_message is 'Its message, truncated and redacted.';
+comment on column towpath.task.fingerprint is 'Groups failures with one cause.';
+comment on column towpath.task.shard is 'Of a submitted task: shard of its outbox row; with xid it tells whether that was published.';
+comment on column towpath.task.xid is 'Of a submitted task: the submitting transaction.';
+comment on column towpath.task.created_at is 'When the row was written.';
+comment on column towpath.task.updated_at is 'When the state last moved.';
+comment on column towpath.task.started_at is 'When it was first started; age counts from here.';
+comment on column towpath.task.finished_at is 'When it reached a final state.';
+
+comment on table towpath.task_event is 'History of what was not a plain success: failed attempts, waits, operator actions, unusual ends.';
+comment on column towpath.task_event.consumer_group is 'Group of the task.';
+comment on column towpath.task_event.task_id is 'Id of the task.';
+comment on column towpath.task_event.seq is 'Order of writing.';
+comment on column towpath.task_event.at is 'When, by the database clock.';
+comment on column towpath.task_event.event is 'What happened, such as retry_scheduled, dead, replayed.';
+comment on column towpath.task_event.from_state is 'State before.';
+comment on column towpath.task_event.to_state is 'State after.';
+comment on column towpath.task_event.version is 'Version of the task after the move.';
+comment on column towpath.task_event.attempt is 'Attempts spent by then.';
+comment on column towpath.task_event.run_no is 'Rerun it belongs to.';
+comment on column towpath.task_event.due_at is 'When it was to run next.';
+comment on column towpath.task_event.reason_code is 'Stable reason.';
+comment on column towpath.task_event.error_class is 'Class of the error.';
+comment on column towpath.task_event.error_message is 'Its message, truncated and redacted.';
+comment on column towpath.task_event.worker is 'The worker that reported it.';
+comment on column towpath.task_event.actor is 'The person that did it, for operator actions.';
+comment on column towpath.task_event.trace is 'W3C traceparent of the attempt.';
+
+comment on table towpath.key_gate is 'Lanes with a waiting, parked or early acknowledged message: while the row is there, every later message of the lane parks behind it.';
+comment on column towpath.key_gate.consumer_group is 'The group whose order it keeps.';
+comment on column towpath.key_gate.source is 'Topic or exchange of the messages.';
+comment on column towpath.key_gate.lane is 'The key, or the partition where order is per partition.';
+comment on column towpath.key_gate.head is 'The one message of the lane that may run.';
+comment on column towpath.key_gate.created_at is 'When the lane was gated.';
+
+comment on table towpath.dead_letter is 'Messages that need a person: one row per group and message, opened again on a second death.';
+comment on column towpath.dead_letter.id is 'Order of the first death.';
+comment on column towpath.dead_letter.consumer_group is 'The group that gave up; of publish-stage rows: empty, nobody consumed it.';
+comment on column towpath.dead_letter.message_id is 'The message.';
+comment on column towpath.dead_letter.stage is 'Where it died: publish, decode, handle, broker.';
+comment on column towpath.dead_letter.state is 'open, replayed or discarded.';
+comment on column towpath.dead_letter.death_count is 'How often it died.';
+comment on column towpath.dead_letter.replay_count is 'How often it was replayed.';
+comment on column towpath.dead_letter.type is 'Wire type, when it could be read.';
+comment on column towpath.dead_letter.kind is 'event, task or copy, when it could be read.';
+comment on column towpath.dead_letter.source is 'Topic or exchange; of publish-stage rows: the destination.';
+comment on column towpath.dead_letter.key is 'Ordering key.';
+comment on column towpath.dead_letter.position is 'Order among the messages of its key.';
+comment on column towpath.dead_letter.payload is 'The body as it arrived, byte for byte.';
+comment on column towpath.dead_letter.content_type is 'Media type of the payload.';
+comment on column towpath.dead_letter.headers is 'Headers, encoded as in outbox.';
+comment on column towpath.dead_letter.origin is 'Where exactly it came from: partition, offset, timestamp.';
+comment on column towpath.dead_letter.reason_code is 'Stable reason of the last death.';
+comment on column towpath.dead_letter.error_class is 'Class of the last error.';
+comment on column towpath.dead_letter.error_message is 'Its message, truncated and redacted.';
+comment on column towpath.dead_letter.fingerprint is 'Groups deaths with one cause.';
+comment on column towpath.dead_letter.attempts is 'Attempts spent before the last death.';
+comment on column towpath.dead_letter.followers_passed is 'How many later messages of its key went on without it.';
+comment on column towpath.dead_letter.trace is 'W3C traceparent of its creation.';
+comment on column towpath.dead_letter.copy_error is 'Why the copy for the dead-letter queue of the broker could not be published.';
+comment on column towpath.dead_letter.first_dead_at is 'When it died first.';
+comment on column towpath.dead_letter.last_dead_at is 'When it died last.';
+comment on column towpath.dead_letter.closed_at is 'When it was replayed or discarded.';
+
+comment on table towpath.audit is 'What operators did, one row per action.';
+comment on column towpath.audit.id is 'Order of writing.';
+comment on column towpath.audit.at is 'When it began, by the database clock.';
+comment on column towpath.audit.actor is 'Who: given by the operator, else the user of the operating system and host.';
+comment on column towpath.audit.action is 'What, such as dlq.replay.';
+comment on column towpath.audit.reason is 'Why, in the words of the operator.';
+comment on column towpath.audit.filter is 'Which rows were meant.';
+comment on column towpath.audit.counts is 'How many were done and left out, updated while a long action runs.';
