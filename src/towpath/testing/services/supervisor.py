@@ -1,4 +1,4 @@
-"""A small init process: runs a server's processes for a launcher and outlives it just long enough to clean up.
+"""A small init process: runs a server's processes for a launcher, and outlives it only to clean up.
 
 Run by path with the standard library only. Commands arrive as JSON lines on standard input, each answered by
 one line on standard output. When the input ends, the launcher is gone (however it went): every process is
@@ -126,7 +126,7 @@ class Supervisor:
         return self._codes[pid]
 
     def _kill_all_but(self, kept: set[int]) -> None:
-        """Kills the descendants outside the kept trees; orphans are our children, as we are their subreaper."""
+        """Kills the descendants outside the kept trees; as their subreaper we are the parent of orphans."""
         while True:
             self.reap()
             mine = os.getpid()
