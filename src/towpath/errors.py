@@ -19,6 +19,9 @@ TowpathError
 ├── BrokerError
 │   ├── BrokerUnavailable    the broker is away or slow: retry, the message is not at fault
 │   └── MessageRefused       the broker refuses this message: too large, unroutable, malformed
+├── HandlerStopped           the engine ended a handler before it was done
+│   ├── HandlerTimeout       it ran longer than its own timeout: spends an attempt
+│   └── DeadlinePassed       the task's absolute deadline came: no further attempt
 └── DecodeError              bytes that are not what their type says
 ```
 
@@ -160,6 +163,25 @@ class MessageRefused(BrokerError):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+
+
+class HandlerStopped(TowpathError):
+    """The engine ended a handler before it was done; its transaction is rolled back."""
+
+    code = "handler.stopped"
+
+
+class HandlerTimeout(HandlerStopped):
+    """The handler ran longer than its own timeout. Not a TimeoutError: that is what its calls raise."""
+
+    code = "handler.timeout"
+    retryable = True
+
+
+class DeadlinePassed(HandlerStopped):
+    """The task's absolute deadline came before it was done."""
+
+    code = "handler.deadline_passed"
 
 
 class DecodeError(TowpathError):
