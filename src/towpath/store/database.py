@@ -23,8 +23,12 @@ PLANNER_PINS: Final = {
     "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
+    "default_transaction_isolation": "read committed",
 }
-"""Every hot statement is a lookup by index; without pins a never-analysed table gets a scan."""
+"""Every hot statement is a lookup by index; without pins a never-analysed table gets a scan.
+
+A statement after a lock must see what the lock waited for, hence READ COMMITTED.
+"""
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -59,7 +63,14 @@ class Database:
     `url` is `postgresql://user:password@host:port/database`; a `+driver` suffix is ignored.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, pool_size: int = 10, command_timeout_seconds: float = 30) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        pool_size: int = 10,
+        command_timeout_seconds: float = 30,
+    ) -> None:
         in_schema("", schema)
         self.url = plain_url(url)
         self.schema = schema
@@ -101,7 +112,10 @@ class Database:
         """A SQLAlchemy engine on the same database for handlers' sessions; not pinned."""
         if self._engine is None:
             self._engine = create_async_engine(
-                sqlalchemy_url(self.url), pool_size=self._pool_size, max_overflow=self._pool_size, pool_pre_ping=False
+                sqlalchemy_url(self.url),
+                pool_size=self._pool_size,
+                max_overflow=self._pool_size,
+                pool_pre_ping=False,
             )
         return self._engine
 
@@ -121,5 +135,5 @@ def plain_url(url: str) -> str:
 
 def sqlalchemy_url(url: str, driver: str = "asyncpg") -> str:
     """The URL with SQLAlchemy's driver suffix."""
-    scheme, separator, rest = plain_url(url).partition("://")
+    _, separator, rest = plain_url(url).partition("://")
     return f"postgresql+{driver}{separator}{rest}"

@@ -1,0 +1,235 @@
+"""Claims: from a broker message or a due row to a RUNNING row under a token, in committed batches."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from uuid_utils.compat import uuid7
+
+from towpath.messages import dump_headers, load_headers
+from towpath.store.database import Database, store_errors
+from towpath.store.gates import Connection
+from towpath.store.statements import load
+from towpath.store.work import Standing, Work
+
+
+@dataclass(slots=True)
+class Claimed:
+    """What became of a batch of claims."""
+
+    started: list[Work] = field(default_factory=list)
+    parked: list[Work] = field(default_factory=list)
+    lost: list[Work] = field(default_factory=list)
+    """Look these up with `standings`."""
+    contended: list[Work] = field(default_factory=list)
+    """Another message of the lane runs at this moment: ask again shortly."""
+
+
+class ClaimStore:
+    """Claims of one worker of one consumer group."""
+
+    def __init__(self, database: Database, group: str, worker_id: UUID) -> None:
+        self._database = database
+        self._sql = load("work", database.schema)
+        self._group = group
+        self._worker_id = worker_id
+
+    async def claim(self, batch: Sequence[Work]) -> Claimed:
+        """Claim at most one message per lane, all in one transaction.
+
+        Raises StoreUnavailable: then nothing is known, and claiming again is safe. Where the lane
+        of one message turns out to be running, the batch is claimed again one by one.
+        """
+        try:
+            return await self._claim_in_one_transaction(sorted(batch, key=lambda work: work.id))
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+            if len(batch) == 1:
+                return Claimed(contended=list(batch))
+        result = Claimed()
+        for work in batch:
+            one = await self.claim([work])
+            result.started += one.started
+            result.parked += one.parked
+            result.lost += one.lost
+            result.contended += one.contended
+        return result
+
+    async def _claim_in_one_transaction(self, batch: list[Work]) -> Claimed:
+        token: UUID = uuid7()
+        result = Claimed()
+        async with self._database.transaction() as connection:
+            gated = await self._gated_lanes(connection, batch)
+            free = [work for work in batch if (work.source, work.lane) not in gated]
+            followers = [work for work in batch if (work.source, work.lane) in gated]
+            rows = await self._claim_events(connection, [w for w in free if w.has_body], token)
+            rows += await self._claim_tasks(connection, [w for w in free if not w.has_body], token)
+            parked = await self._park(connection, followers)
+        now = time.monotonic()
+        by_id = {row["id"]: row for row in rows}
+        for work in free:
+            row = by_id.get(work.id)
+            if row is None:
+                result.lost.append(work)
+            else:
+                _fill(work, row, token, now)
+                result.started.append(work)
+        for work in followers:
+            (result.parked if work.id in parked else result.lost).append(work)
+        return result
+
+    async def _gated_lanes(self, connection: Connection, batch: list[Work]) -> set[tuple[str, str | None]]:
+        lanes = [work for work in batch if work.lane is not None]
+        if not lanes:
+            return set()
+        rows = await connection.fetch(
+            self._sql["lock_gates"],
+            self._group,
+            sorted({work.source for work in lanes}),
+            sorted({work.lane for work in lanes if work.lane is not None}),
+        )
+        return {(row["source"], row["lane"]) for row in rows}
+
+    async def _claim_events(self, connection: Connection, works: list[Work], token: UUID) -> list[Any]:
+        if not works:
+            return []
+        rows: list[Any] = await connection.fetch(
+            self._sql["claim_events"],
+            self._group,
+            [work.id for work in works],
+            [work.type for work in works],
+            [work.source for work in works],
+            [work.key for work in works],
+            [work.lane for work in works],
+            [work.position for work in works],
+            self._worker_id,
+            token,
+        )
+        return rows
+
+    async def _claim_tasks(self, connection: Connection, works: list[Work], token: UUID) -> list[Any]:
+        rows: list[Any] = []
+        for is_ordered in (True, False):
+            ids = [work.id for work in works if (work.lane is not None) is is_ordered]
+            if ids:
+                rows += await connection.fetch(
+                    self._sql["claim_tasks"], self._group, ids, self._worker_id, token, is_ordered
+                )
+        return rows
+
+    async def _park(self, connection: Connection, works: list[Work]) -> set[UUID]:
+        parked: set[UUID] = set()
+        events = [work for work in works if work.has_body]
+        tasks = [work for work in works if not work.has_body]
+        if events:
+            columns = [
+                [work.id for work in events],
+                [work.type for work in events],
+                [work.source for work in events],
+                [work.key for work in events],
+                [work.lane for work in events],
+                [work.position for work in events],
+                [work.payload for work in events],
+                [work.content_type for work in events],
+                [dump_headers(work.headers) for work in events],
+                [work.trace for work in events],
+            ]
+            parked |= {
+                row["id"] for row in await connection.fetch(self._sql["park_events"], self._group, *columns)
+            }
+        if tasks:
+            rows = await connection.fetch(
+                self._sql["park_tasks"],
+                self._group,
+                [work.id for work in tasks],
+                [work.lane for work in tasks],
+                [work.position for work in tasks],
+            )
+            parked |= {row["id"] for row in rows}
+        return parked
+
+    async def standings(self, ids: Sequence[UUID]) -> dict[UUID, Standing]:
+        """Where messages stand that this worker could not claim; a statement of its own, after the claim."""
+        with store_errors():
+            rows = await self._database.pool.fetch(self._sql["states"], self._group, list(ids))
+        found = {row["id"]: _standing(row) for row in rows}
+        return {id_: found.get(id_, Standing.MISSING) for id_ in ids}
+
+    async def start_due(self, limit: int) -> list[Work]:
+        """Start up to `limit` due rows; each lane at most once. Raises StoreUnavailable."""
+        with store_errors():
+            due = await self._database.pool.fetch(self._sql["due_lanes"], self._group, limit)
+        first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
+        for row in due:
+            first_of_lane.setdefault((row["source"], row["lane"] or row["id"]), row["id"])
+        ids = list(first_of_lane.values())
+        if not ids:
+            return []
+        token: UUID = uuid7()
+        try:
+            rows = await self._start(ids, token)
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+            rows = []
+            for id_ in ids:
+                try:
+                    rows += await self._start([id_], token)
+                except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+                    continue  # its lane runs something by now; it stays due
+        now = time.monotonic()
+        return [_due_work(row, token, now) for row in rows]
+
+    async def _start(self, ids: list[UUID], token: UUID) -> list[Any]:
+        with store_errors():
+            rows: list[Any] = await self._database.pool.fetch(
+                self._sql["start_due"], self._group, ids, self._worker_id, token
+            )
+        return rows
+
+    async def seconds_until_due(self) -> float | None:
+        """Until the next waiting task is due, negative when it is overdue; None when none waits."""
+        with store_errors():
+            seconds: float | None = await self._database.pool.fetchval(self._sql["next_due"], self._group)
+        return seconds
+
+
+def _fill(work: Work, row: Any, token: UUID, now: float) -> None:
+    """What the claim returned, onto the work that asked for it."""
+    work.token, work.claimed_at = token, now
+    work.attempt, work.deliveries, work.run_no = row["attempt"], row["deliveries"], row["run_no"]
+    work.age_seconds, work.deadline_at, work.owner = row["age_seconds"], row["deadline_at"], row["owner"]
+    work.is_cancel_requested = row["cancel_requested"]
+    if not work.has_body:
+        work.payload, work.content_type = row["payload"], row["content_type"]
+        work.headers, work.has_body = load_headers(row["headers"]), True
+
+
+def _due_work(row: Any, token: UUID, now: float) -> Work:
+    work = Work(
+        id=row["id"],
+        type=row["type"],
+        kind=row["kind"],
+        source=row["source"],
+        key=row["key"],
+        lane=row["lane"],
+        position=row["position"],
+        payload=row["payload"],
+        content_type=row["content_type"],
+        headers=load_headers(row["headers"]),
+        trace=row["trace"],
+        is_from_broker=False,
+        created_at=row["created_at"],
+    )
+    _fill(work, row, token, now)
+    return work
+
+
+def _standing(row: Any) -> Standing:
+    if row["state"] == "ACCEPTED":
+        return Standing.ABANDONED
+    if row["state"] != "RUNNING" or row["held_by"] == "database":
+        return Standing.SETTLED
+    if row["worker_is_alive"]:
+        return Standing.BUSY
+    return Standing.ABANDONED if row["effect_state"] is None else Standing.IN_DOUBT

@@ -1,0 +1,85 @@
+"""What dead workers and vanished messages leave behind, put back to work by any member."""
+
+from uuid import UUID
+
+from towpath.store.database import Database, store_errors
+from towpath.store.gates import hold, leave
+from towpath.store.statements import load
+
+
+class _NothingToDo(Exception):
+    """Rolls a transaction back: somebody else was quicker."""
+
+
+class ReapStore:
+    """Every statement re-checks what it found, so any number of members may reap at once."""
+
+    def __init__(self, database: Database, group: str) -> None:
+        self._database = database
+        self._sql = load("work", database.schema)
+        self._group = group
+
+    async def reap_abandoned(self, limit: int) -> int:
+        """RUNNING rows held by the database under dead workers go back to waiting. Returns how many."""
+        with store_errors():
+            rows = await self._database.pool.fetch(self._sql["abandoned"], self._group, limit)
+        count = 0
+        for row in rows:
+            if row["effect_state"] is None:
+                count += await self._back("reap", row["id"], row["source"], row["lane"], row["token"])
+        return count
+
+    async def redrive_lost(self, older_than_seconds: float, limit: int, *, is_ordered: bool) -> int:
+        """Submitted tasks whose published message never arrived start from their row. Returns how many."""
+        with store_errors():
+            rows = await self._database.pool.fetch(
+                self._sql["lost"], self._group, older_than_seconds, limit, is_ordered
+            )
+        count = 0
+        for row in rows:
+            count += await self._back("redrive", row["id"], row["source"], row["lane"], None)
+        return count
+
+    async def _back(
+        self, statement: str, id_: UUID, source: str, lane: str | None, token: UUID | None
+    ) -> bool:
+        """Under the lane's gate: WAITING as its head, PARKED behind another; rolled back if too late."""
+        try:
+            async with self._database.transaction() as connection:
+                is_head = await hold(connection, self._sql, self._group, source, lane, id_)
+                arguments = (token, is_head) if statement == "reap" else (is_head, lane)
+                if await connection.fetchval(self._sql[statement], self._group, id_, *arguments) is None:
+                    raise _NothingToDo
+        except _NothingToDo:
+            return False
+        return True
+
+    async def repair_gates(self, limit: int) -> int:
+        """Gates whose head was cancelled, expired or deleted move on. Returns how many."""
+        with store_errors():
+            rows = await self._database.pool.fetch(self._sql["stale_gates"], self._group, limit)
+        count = 0
+        for row in rows:
+            source, lane, head = row["source"], row["lane"], row["head"]
+            async with self._database.transaction() as connection:
+                locked = await connection.fetchval(self._sql["gate_head"], self._group, source, lane)
+                still = await connection.fetch(self._sql["states"], self._group, [head])
+                is_stale = not still or still[0]["state"] not in ("WAITING", "RUNNING", "UNKNOWN", "ACCEPTED")
+                if locked == head and is_stale:
+                    await leave(connection, self._sql, self._group, source, lane)
+                    count += 1
+        return count
+
+    async def expire_finished(self, retention_seconds: float, limit: int) -> int:
+        """Delete finished rows past their retention. Returns how many; fewer than `limit`: all done."""
+        async with self._database.transaction() as connection:
+            await connection.execute("set local enable_bitmapscan = on")
+            status = await connection.execute(
+                self._sql["expire_finished"], self._group, retention_seconds, limit
+            )
+        return int(status.rpartition(" ")[2])
+
+    async def forget_workers(self) -> None:
+        """Drop rows of workers dead for a day."""
+        with store_errors():
+            await self._database.pool.execute(self._sql["forget_workers"], self._group)

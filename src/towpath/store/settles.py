@@ -1,0 +1,276 @@
+"""Settling: how a RUNNING row moves on, always guarded by the token of its claim.
+
+Zero rows means somebody else decided meanwhile: the result is dropped and looked up like a lost
+claim. Lock order in every transaction: gates, then task rows, both sorted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from towpath.failures import Failure
+from towpath.messages import dump_headers
+from towpath.states import TaskState, WaitingFor
+from towpath.store.database import Database
+from towpath.store.deaths import DeathStore, Stage
+from towpath.store.gates import Connection, hold, leave
+from towpath.store.sessions import SessionConnection
+from towpath.store.statements import load
+from towpath.store.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a batch of successes became."""
+
+    ids: frozenset[UUID]
+    """Those whose token still held."""
+    promoted_count: int
+    """Followers that are due now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A failed message that waits in Postgres."""
+
+    state: TaskState
+    due_at: datetime | None
+    attempt: int
+
+
+class _Dropped(Exception):
+    """Rolls the transaction back: the token is gone."""
+
+
+class SettleStore:
+    """Settlements of one worker of one consumer group. Every method raises StoreUnavailable."""
+
+    def __init__(self, database: Database, group: str, worker_id: UUID) -> None:
+        self._database = database
+        self._sql = load("work", database.schema)
+        self._group = group
+        self._worker_id = worker_id
+        self._deaths = DeathStore(database.schema, group)
+
+    async def succeed(self, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
+        """Group commit of successes; a lane's head that succeeds promotes its follower."""
+        batch = sorted(batch, key=lambda item: item[0].id)
+        plain = [work for work, result in batch if result is None]
+        with_result = [(work, result) for work, result in batch if result is not None]
+        lanes = [work for work, _ in batch if work.lane is not None]
+        ids: set[UUID] = set()
+        promoted = 0
+        async with self._database.transaction() as connection:
+            gates: list[Any] = []
+            if lanes:
+                gates = await connection.fetch(
+                    self._sql["lock_heads"],
+                    self._group,
+                    sorted({work.source for work in lanes}),
+                    sorted({work.lane for work in lanes if work.lane is not None}),
+                    [work.id for work in lanes],
+                )
+            if plain:
+                arguments = [work.id for work in plain], sorted({_token(work) for work in plain})
+                ids |= {
+                    row["id"] for row in await connection.fetch(self._sql["succeed"], self._group, *arguments)
+                }
+            if with_result:
+                columns = (
+                    [work.id for work, _ in with_result],
+                    [_token(work) for work, _ in with_result],
+                    [result for _, result in with_result],
+                )
+                rows = await connection.fetch(self._sql["succeed_with_results"], self._group, *columns)
+                ids |= {row["id"] for row in rows}
+            for gate in gates:
+                if gate["head"] in ids:
+                    promoted += await leave(connection, self._sql, self._group, gate["source"], gate["lane"])
+        return Settled(frozenset(ids), promoted)
+
+    async def settle_in(
+        self,
+        session: AsyncSession,
+        work: Work,
+        state: TaskState,
+        *,
+        result: bytes | None = None,
+        reason_code: str | None = None,
+        detail: str | None = None,
+    ) -> int | None:
+        """The last statement of a handler's transaction. The caller commits, or rolls back on None.
+
+        Returns how many followers it promoted; None when the token is gone.
+        """
+        connection = SessionConnection(await session.connection())
+        is_head = await connection.fetchval(
+            self._sql["settle_one"],
+            self._group,
+            work.id,
+            _token(work),
+            state.value,
+            work.source,
+            work.lane,
+            result,
+            reason_code,
+            detail,
+        )
+        if is_head is None:
+            return None
+        if is_head and work.lane is not None:
+            return int(await leave(connection, self._sql, self._group, work.source, work.lane))
+        return 0
+
+    async def wait(
+        self, work: Work, failure: Failure, *, delay_seconds: float, waiting_for: WaitingFor, spent: int
+    ) -> Waits | None:
+        """Keep the message in Postgres until it is due, or PARKED behind another head of its lane.
+
+        Afterwards its broker message may be acknowledged. None: the token is gone.
+        """
+        try:
+            async with self._database.transaction() as connection:
+                is_head = await hold(connection, self._sql, self._group, work.source, work.lane, work.id)
+                keeps_body = work.is_from_broker and work.kind == "event"
+                row = await connection.fetchrow(
+                    self._sql["wait"],
+                    self._group,
+                    work.id,
+                    _token(work),
+                    delay_seconds if is_head else None,
+                    waiting_for.value,
+                    work.position,
+                    work.lane,
+                    work.payload if keeps_body else None,
+                    work.content_type if keeps_body else None,
+                    dump_headers(work.headers) if keeps_body else None,
+                    work.trace if keeps_body else None,
+                    spent,
+                    failure.reason_code,
+                    failure.error_class,
+                    failure.error_message,
+                    failure.fingerprint,
+                )
+                if row is None:
+                    raise _Dropped
+                await self._record(
+                    connection, work, f"task.{waiting_for.value}_scheduled", row["state"], row, failure
+                )
+        except _Dropped:
+            return None
+        return Waits(TaskState(row["state"]), row["due_at"], row["attempt"])
+
+    async def end(
+        self,
+        work: Work,
+        state: TaskState,
+        failure: Failure,
+        *,
+        spent: int,
+        stage: Stage = "handle",
+        origin: str | None = None,
+    ) -> int | None:
+        """End outside a handler's transaction: DEAD, FAILED, EXPIRED or CANCELLED.
+
+        DEAD writes the catalog row and the broker copy in the same transaction.
+
+        Returns how many followers became due; None: the token is gone.
+        """
+        promoted = 0
+        try:
+            async with self._database.transaction() as connection:
+                head = None
+                if work.lane is not None:
+                    head = await connection.fetchval(
+                        self._sql["gate_head"], self._group, work.source, work.lane
+                    )
+                row = await connection.fetchrow(
+                    self._sql["end"],
+                    self._group,
+                    work.id,
+                    _token(work),
+                    state.value,
+                    spent,
+                    work.lane,
+                    work.position,
+                    failure.reason_code,
+                    failure.error_class,
+                    failure.error_message,
+                    failure.fingerprint,
+                )
+                if row is None:
+                    raise _Dropped
+                await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
+                if state is TaskState.DEAD:
+                    await self._deaths.bury(
+                        connection, work, failure, stage=stage, attempts=row["attempt"], origin=origin
+                    )
+                if head == work.id and work.lane is not None:
+                    promoted = await leave(connection, self._sql, self._group, work.source, work.lane)
+        except _Dropped:
+            return None
+        return int(promoted)
+
+    async def dead_on_arrival(self, work: Work, failure: Failure, *, origin: str | None) -> None:
+        """A message that cannot be decoded: minimal row, catalog row, broker copy.
+
+        A repeat changes nothing.
+        """
+        async with self._database.transaction() as connection:
+            version = await connection.fetchval(
+                self._sql["dead_on_arrival"],
+                self._group,
+                work.id,
+                work.type,
+                work.source,
+                work.key,
+                failure.reason_code,
+                failure.error_class,
+                failure.error_message,
+                failure.fingerprint,
+            )
+            if version is not None:
+                await self._deaths.bury(connection, work, failure, stage="decode", attempts=0, origin=origin)
+
+    async def hand_back(self, works: Sequence[Work]) -> None:
+        """Unfinished work goes back unspent: to the broker, or due now where the database holds it."""
+        works = sorted(works, key=lambda work: work.id)
+        if works:
+            async with self._database.transaction() as connection:
+                await connection.fetch(
+                    self._sql["hand_back"],
+                    self._group,
+                    [work.id for work in works],
+                    sorted({_token(work) for work in works}),
+                )
+
+    async def _record(
+        self, connection: Connection, work: Work, event: str, to_state: str, row: Any, failure: Failure
+    ) -> None:
+        await connection.execute(
+            self._sql["record_event"],
+            self._group,
+            work.id,
+            event,
+            TaskState.RUNNING.value,
+            to_state,
+            row["version"],
+            row["attempt"],
+            row["run_no"],
+            row.get("due_at"),
+            failure.reason_code,
+            failure.error_class,
+            failure.error_message,
+            self._worker_id,
+            work.trace,
+        )
+
+
+def _token(work: Work) -> UUID:
+    if work.token is None:
+        raise ValueError(f"{work.id} was never claimed")
+    return work.token

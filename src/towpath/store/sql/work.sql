@@ -1,0 +1,313 @@
+-- Statements of the consumer engine. Lock order in every transaction: key gates, then task rows,
+-- both sorted. All run on connections whose planner is pinned to index scans.
+
+-- name: lock_gates
+-- Which lanes of a claim are gated. Locks the gates found; index: primary key.
+select source, lane from towpath.key_gate
+ where consumer_group = $1 and source = any($2::text[]) and lane = any($3::text[])
+ order by source, lane for update
+
+-- name: claim_events
+-- Create RUNNING rows, or resume a row handed back or abandoned with no effect started.
+-- Locks the rows in id order; index: primary key. Losers are looked up by `states`.
+insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, deliveries,
+                               held_by, worker, token, started_at)
+select $1, x.id, x.type, 'event', x.source, x.key, x.lane, x.position, 'RUNNING', 1, 'broker', $8, $9, towpath.clock()
+  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[]) x(id, type, source, key, lane, position)
+ order by x.id
+on conflict (consumer_group, id) do update
+   set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
+       version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at), updated_at = towpath.clock()
+ where t.held_by = 'broker' and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+       and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+returning t.id, t.attempt, t.deliveries, t.run_no, t.deadline_at, t.owner, t.cancel_requested,
+          extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds
+
+-- name: claim_tasks
+-- Start submitted tasks, whose body is in the row. Index: primary key, in id order.
+update towpath.task t
+   set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, lane = case when $5 then t.key end,
+       version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
+   and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+returning t.id, t.attempt, t.deliveries, t.run_no, t.deadline_at, t.owner, t.cancel_requested,
+          extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
+          t.payload, t.content_type, t.headers
+
+-- name: park_events
+-- Followers of a gated lane, stored with their body. Index: primary key.
+insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by,
+                          payload, content_type, headers, trace)
+select $1, x.id, x.type, 'event', x.source, x.key, x.lane, x.position, 'PARKED', 'database',
+       x.payload, x.content_type, x.headers::json, x.trace
+  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bytea[], $9::text[],
+              $10::text[], $11::text[]) x(id, type, source, key, lane, position, payload, content_type, headers, trace)
+ order by x.id
+on conflict (consumer_group, id) do update
+   set state = 'PARKED', held_by = 'database', payload = excluded.payload, content_type = excluded.content_type,
+       headers = excluded.headers, trace = excluded.trace, version = towpath.task.version + 1, updated_at = towpath.clock()
+ where towpath.task.state = 'ACCEPTED' and towpath.task.held_by = 'broker'
+returning id
+
+-- name: park_tasks
+-- The same for submitted tasks: the body is there already. Index: primary key.
+update towpath.task t
+   set state = 'PARKED', held_by = 'database', lane = x.lane, position = x.position,
+       version = t.version + 1, updated_at = towpath.clock()
+  from unnest($2::uuid[], $3::text[], $4::bigint[]) x(id, lane, position)
+ where t.consumer_group = $1 and t.id = x.id and t.state = 'ACCEPTED'
+returning t.id
+
+-- name: states
+-- What a lost claim found, read after it. Index: primary key.
+select t.id, t.state, t.held_by, t.effect_state, t.worker,
+       exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()) as worker_is_alive
+  from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[])
+
+-- name: due_lanes
+-- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
+select t.id, t.source, t.lane from towpath.task t
+ where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock()
+   and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
+        and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
+ order by t.due_at limit $2
+
+-- name: next_due
+-- Seconds until the next waiting task is due; null when none waits. Index: task_due.
+select extract(epoch from t.due_at - towpath.clock())::float8 from towpath.task t
+ where t.consumer_group = $1 and t.state = 'WAITING' order by t.due_at limit 1
+
+-- name: start_due
+-- Start due rows, unless another member was quicker or the lane runs something. Index: primary key.
+update towpath.task t
+   set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, due_at = null, waiting_for = null,
+       version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
+ where t.consumer_group = $1
+   and t.id = any(array(select w.id from towpath.task w where w.consumer_group = $1 and w.id = any($2::uuid[])
+                           and w.state = 'WAITING' and w.due_at <= towpath.clock() order by w.id for update skip locked))
+   and t.state = 'WAITING'
+   and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
+        and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
+returning t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.attempt, t.deliveries, t.run_no, t.deadline_at,
+          t.owner, t.cancel_requested, extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
+          t.payload, t.content_type, t.headers, t.trace, t.created_at
+
+-- name: lock_heads
+-- The gates whose head is settling now. Locks them in order; index: primary key.
+select source, lane, head from towpath.key_gate
+ where consumer_group = $1 and source = any($2::text[]) and lane = any($3::text[]) and head = any($4::uuid[])
+ order by source, lane for update
+
+-- name: succeed
+-- Settle first-class successes without a result. Guarded by tokens, not by time; index: primary key.
+update towpath.task t
+   set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1,
+       reason_code = null, error_class = null, error_message = null, fingerprint = null,
+       updated_at = towpath.clock(), finished_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state = 'RUNNING'
+returning t.id
+
+-- name: succeed_with_results
+-- The same with a result per row. Index: primary key, one probe per row.
+update towpath.task t
+   set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = x.result,
+       reason_code = null, error_class = null, error_message = null, fingerprint = null,
+       updated_at = towpath.clock(), finished_at = towpath.clock()
+  from unnest($2::uuid[], $3::uuid[], $4::bytea[]) x(id, token, result)
+ where t.consumer_group = $1 and t.id = x.id and t.token = x.token and t.state = 'RUNNING'
+returning t.id
+
+-- name: settle_one
+-- The last statement of a transactional handler: gate first, then the row; null when the token is gone.
+-- Returns whether the row was its lane's head. Indexes: the two primary keys.
+with gate as materialized (
+  select 1 from towpath.key_gate where consumer_group = $1 and source = $5 and lane = $6 and head = $2 for update
+)
+update towpath.task t
+   set state = $4, worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = $7,
+       reason_code = $8, error_class = null, error_message = $9, fingerprint = null,
+       updated_at = towpath.clock(), finished_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and (select count(*) from gate) >= 0
+returning (select count(*) from gate) > 0 as is_head
+
+-- name: next_of_lane
+-- The least parked follower. Under the gate's lock; index: task_parked.
+select id from towpath.task where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED'
+ order by position nulls first, id limit 1
+
+-- name: open_gate
+-- Nothing of the lane waits any more. Under the gate's lock.
+delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane = $3
+
+-- name: move_gate
+-- Under the gate's lock.
+update towpath.key_gate set head = $4 where consumer_group = $1 and source = $2 and lane = $3
+
+-- name: promote
+-- The new head becomes due now. Under the gate's lock; index: primary key.
+update towpath.task
+   set state = 'WAITING', due_at = towpath.clock(), waiting_for = 'promoted', version = version + 1, updated_at = towpath.clock()
+ where consumer_group = $1 and id = $2 and state = 'PARKED'
+
+-- name: close_gate
+-- Make sure the lane has a gate; the first to fail is its head.
+insert into towpath.key_gate (consumer_group, source, lane, head) values ($1, $2, $3, $4)
+on conflict (consumer_group, source, lane) do nothing
+
+-- name: gate_head
+-- Locks the gate; index: primary key.
+select head from towpath.key_gate where consumer_group = $1 and source = $2 and lane = $3 for update
+
+-- name: wait
+-- RUNNING to WAITING, or PARKED when another head holds the gate ($4 null). Stores the body, so that
+-- the broker's message may go. Index: primary key.
+update towpath.task t
+   set state = case when $4::float8 is null then 'PARKED' else 'WAITING' end,
+       due_at = towpath.clock() + make_interval(secs => $4), waiting_for = case when $4::float8 is null then null else $5 end,
+       held_by = 'database', position = coalesce($6, t.position), lane = $7,
+       payload = case when t.held_by = 'broker' and t.kind = 'event' then $8 else t.payload end,
+       content_type = coalesce($9, t.content_type), headers = coalesce($10::text::json, t.headers), trace = coalesce($11, t.trace),
+       attempt = t.attempt + $12, deliveries = 0, worker = null, token = null, version = t.version + 1,
+       effect_state = null, reason_code = $13, error_class = $14, error_message = $15, fingerprint = $16,
+       updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+returning t.state, t.version, t.attempt, t.run_no, t.due_at
+
+-- name: end
+-- RUNNING to DEAD, FAILED, EXPIRED, CANCELLED or UNKNOWN outside a handler's transaction. Index: primary key.
+update towpath.task t
+   set state = $4, attempt = t.attempt + $5, worker = null, token = null, version = t.version + 1,
+       held_by = 'database', lane = $6, position = coalesce($7, t.position),
+       reason_code = $8, error_class = $9, error_message = $10, fingerprint = $11,
+       updated_at = towpath.clock(), finished_at = case when $4 = 'UNKNOWN' then null else towpath.clock() end
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+returning t.version, t.attempt, t.run_no
+
+-- name: dead_on_arrival
+-- A message that cannot be decoded gets its minimal row; a repeat changes nothing. Index: primary key.
+insert into towpath.task (consumer_group, id, type, kind, source, key, state, held_by, reason_code, error_class,
+                          error_message, fingerprint, finished_at)
+values ($1, $2, $3, 'event', $4, $5, 'DEAD', 'database', $6, $7, $8, $9, towpath.clock())
+on conflict (consumer_group, id) do nothing
+returning version
+
+-- name: hand_back
+-- Shutdown or revoke: unspent. The broker redelivers what it still holds; the rest is due now.
+-- Index: primary key.
+update towpath.task t
+   set state = case t.held_by when 'broker' then 'ACCEPTED' else 'WAITING' end,
+       due_at = case t.held_by when 'broker' then null else towpath.clock() end,
+       waiting_for = case t.held_by when 'broker' then null else 'retry' end,
+       deliveries = greatest(t.deliveries - 1, 0), worker = null, token = null, version = t.version + 1,
+       updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state = 'RUNNING'
+   and t.effect_state is null
+returning t.id
+
+-- name: abandoned
+-- Rows held by the database whose worker is dead. Index: task_running.
+select t.id, t.source, t.lane, t.token, t.effect_state from towpath.task t
+ where t.consumer_group = $1 and t.state = 'RUNNING' and t.held_by = 'database'
+   and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
+ order by t.id limit $2
+
+-- name: reap
+-- One abandoned row: its gate is locked, the statement checks again. Index: primary key.
+update towpath.task t
+   set state = case when $4 then 'WAITING' else 'PARKED' end, due_at = case when $4 then towpath.clock() end,
+       waiting_for = case when $4 then 'lost' end, worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and t.effect_state is null
+   and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
+returning t.version
+
+-- name: lost
+-- Submitted tasks whose message was published long ago and never came. Index: task_accepted.
+select t.id, t.source, case when $4 then t.key end as lane from towpath.task t
+  join towpath.shard_progress p on p.shard = t.shard
+ where t.consumer_group = $1 and t.state = 'ACCEPTED' and t.kind = 'task'
+   and t.updated_at < towpath.clock() - make_interval(secs => $2)
+   and (pg_visible_in_snapshot(t.xid, p.snapshot_from) or (p.last_id is null and pg_visible_in_snapshot(t.xid, p.snapshot_to)))
+ order by t.updated_at limit $3
+
+-- name: redrive
+-- One lost task starts from its row. Its gate is locked; index: primary key.
+update towpath.task t
+   set state = case when $3 then 'WAITING' else 'PARKED' end, due_at = case when $3 then towpath.clock() end,
+       waiting_for = case when $3 then 'lost' end, held_by = 'database', lane = $4, version = t.version + 1, updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.state = 'ACCEPTED'
+returning t.version
+
+-- name: stale_gates
+-- Gates whose head neither waits, runs nor is in doubt: somebody cancelled or deleted it. Index: primary keys.
+select g.source, g.lane, g.head from towpath.key_gate g
+ where g.consumer_group = $1
+   and not exists (select 1 from towpath.task t where t.consumer_group = g.consumer_group and t.id = g.head
+                      and t.state in ('WAITING', 'RUNNING', 'UNKNOWN', 'ACCEPTED'))
+ order by g.source, g.lane limit $2
+
+-- name: expire_finished
+-- Delete finished rows past their retention, never one whose dead letter is open. A row is finished
+-- after it was created, so the BRIN index on created_at narrows it; bitmap scans are on for it.
+delete from towpath.task t
+ where t.ctid = any(array(
+   select f.ctid from towpath.task f
+    where f.consumer_group = $1 and f.created_at < towpath.clock() - make_interval(secs => $2)
+      and f.finished_at < towpath.clock() - make_interval(secs => $2)
+      and f.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      and not exists (select 1 from towpath.dead_letter d where d.consumer_group = f.consumer_group
+                         and d.message_id = f.id and d.state = 'open')
+    limit $3 for update skip locked))
+   and t.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
+
+-- name: record_event
+-- One line of a task's history.
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no, due_at,
+                                reason_code, error_class, error_message, worker, trace)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+
+-- name: bury
+-- One catalog row per group and message; a later death reopens it. Index: its unique key.
+insert into towpath.dead_letter as d (consumer_group, message_id, stage, type, kind, source, key, position, payload, content_type,
+                                      headers, origin, reason_code, error_class, error_message, fingerprint, attempts,
+                                      followers_passed, trace)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::json, $12::text::json, $13, $14, $15, $16, $17,
+        (select count(*) from towpath.task t where t.consumer_group = $1 and t.source = $6 and t.lane = $18 and t.state = 'PARKED'), $19)
+on conflict (consumer_group, message_id) do update
+   set stage = excluded.stage, state = 'open', death_count = d.death_count + 1, reason_code = excluded.reason_code,
+       error_class = excluded.error_class, error_message = excluded.error_message, fingerprint = excluded.fingerprint,
+       attempts = excluded.attempts, followers_passed = excluded.followers_passed, copy_error = null,
+       last_dead_at = towpath.clock(), closed_at = null
+returning d.id, d.death_count
+
+-- name: copy_to_broker
+-- The dead letter's copy for alerts and other tools; leaves with the next window of the relay.
+insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+values (towpath.shard($1, $2, $3), $3, 'copy', $1, $4, $2, $5, $6::text::json, $7)
+
+-- name: register_worker
+insert into towpath.worker (id, consumer_group, host, lease_until)
+values ($1, $2, $3, towpath.clock() + make_interval(secs => $4))
+
+-- name: beat
+-- Renew a living worker; a lapsed one cannot revive. Index: primary key.
+update towpath.worker set lease_until = towpath.clock() + make_interval(secs => $2)
+ where id = $1 and lease_until > towpath.clock() returning 1
+
+-- name: report_progress
+-- Latest progress of running tasks, once a beat. Index: primary key, one probe per row.
+update towpath.task t set progress = x.progress::json, updated_at = towpath.clock()
+  from unnest($2::uuid[], $3::uuid[], $4::text[]) x(id, token, progress)
+ where t.consumer_group = $1 and t.id = x.id and t.token = x.token and t.state = 'RUNNING'
+
+-- name: cancellations
+-- Running tasks of this worker that somebody wants cancelled. Index: task_running.
+select id from towpath.task where worker = $1 and state = 'RUNNING' and cancel_requested
+
+-- name: leave
+delete from towpath.worker where id = $1
+
+-- name: forget_workers
+-- Dead workers nobody's row points to. Index: primary key, task_running.
+delete from towpath.worker w where w.consumer_group = $1 and w.lease_until < towpath.clock() - interval '1 day'
+   and not exists (select 1 from towpath.task t where t.worker = w.id and t.state = 'RUNNING')

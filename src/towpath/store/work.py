@@ -1,0 +1,59 @@
+"""One unit of work as the consumer engine holds it, whether a broker or the database brought it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from uuid import UUID
+
+from towpath.messages import Headers
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A message on its way through one consumer group. Identity, not value."""
+
+    id: UUID
+    type: str
+    kind: str
+    source: str
+    key: str | None
+    lane: str | None
+    """What runs one after another: the key, the partition, or None for no order."""
+    position: int | None
+    payload: bytes | None
+    content_type: str | None
+    headers: Headers
+    trace: str | None
+    """The traceparent of its creation."""
+    has_body: bool = True
+    """False: a submitted task, whose body is in its row and is filled in by the claim."""
+    is_from_broker: bool = True
+    token: UUID | None = None
+    attempt: int = 0
+    """Attempts spent before this one."""
+    deliveries: int = 1
+    """Starts since the last outcome, this one included."""
+    run_no: int = 0
+    age_seconds: float = 0.0
+    """Since the first start of this run, when it was claimed."""
+    claimed_at: float = 0.0
+    """Monotonic."""
+    deadline_at: datetime | None = None
+    created_at: datetime | None = None
+    owner: str = ""
+    is_cancel_requested: bool = False
+
+
+class Standing(Enum):
+    """What a lost claim or a dropped result finds in the database."""
+
+    SETTLED = "settled"
+    """Finished, waiting or parked, or running from the database: acknowledge."""
+    BUSY = "busy"
+    """Running under a living worker and held by the broker: hold the lane and ask again."""
+    ABANDONED = "abandoned"
+    """Its worker is dead: claim it again."""
+    IN_DOUBT = "in_doubt"
+    """Its worker died after an effect began: never run it again blindly."""
+    MISSING = "missing"
+    """No row."""
