@@ -1,7 +1,8 @@
 """What the engines need from a broker. One adapter per broker implements these ports alike.
 
 A message on the wire is CloudEvents binary mode on every broker: `ce_…` headers beside towpath's
-own; header values are bytes, names may repeat, and both order and repeats survive.
+own; header values are bytes and survive unchanged, names may repeat, and the order of repeats
+survives. (RabbitMQ keeps headers in a table: without repeats they arrive sorted by name.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +11,17 @@ from datetime import datetime
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from towpath.errors import BrokerUnavailable, MessageRefused
+from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 ROUTING_SLOTS: Final = 64
 """Shares of the key space in a RabbitMQ routing key `<slot>.<type>`."""
+
+
+def headers_size_bytes(headers: Headers) -> int:
+    """Names (UTF-8) and values, without a protocol's overhead."""
+    return sum(len(name if name.isascii() else name.encode()) + len(value) for name, value in headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,8 @@ class OutboundMessage:
     @property
     def size_bytes(self) -> int:
         """Payload, key and headers without the protocol's own overhead."""
-        headers = sum(len(name) + len(value) for name, value in self.headers)
-        return headers + len(self.key or "") + len(self.payload or b"")
+        key = 0 if self.key is None else len(self.key.encode())
+        return headers_size_bytes(self.headers) + key + len(self.payload or b"")
 
 
 @dataclass(slots=True)
@@ -53,6 +59,9 @@ class PublishResult:
     refused: dict[int, MessageRefused] = field(default_factory=dict)
     unavailable: BrokerUnavailable | None = None
     """Set when the broker went away or the deadline passed before everything was settled."""
+    configuration: ConfigurationError | None = None
+    """Set when some messages cannot be published until a person acts (a missing topic), and others of
+    the window were settled. Where nothing was settled the error is raised instead."""
 
 
 class Publisher(Protocol):
@@ -67,7 +76,9 @@ class Publisher(Protocol):
 
         After the deadline nothing of the window is written any more: the connection is closed
         without flushing. Reconnects by itself on the next call. Never raises for the broker's
-        state; ConfigurationError (a missing topic, refused credentials) is raised.
+        state; ConfigurationError (a missing topic, refused credentials) is raised, or put into the
+        result when other messages of the window were settled. A refused message withholds the later
+        ones of its key in this call. Cancelled, it closes the connection like a passed deadline.
         """
         ...
 
@@ -104,7 +115,7 @@ class Delivery:
     @property
     def size_bytes(self) -> int:
         """Value and headers."""
-        return len(self.value or b"") + sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.value or b"") + headers_size_bytes(self.headers)
 
 
 class RevocationListener(Protocol):
@@ -180,7 +191,9 @@ class GroupTopology:
 class BrokerAdmin(Protocol):
     """Creates and checks topics, exchanges and queues."""
 
-    async def apply(self, addresses: Sequence[str], groups: Sequence[GroupTopology], *, partitions: int) -> list[str]:
+    async def apply(
+        self, addresses: Sequence[str], groups: Sequence[GroupTopology], *, partitions: int
+    ) -> list[str]:
         """Create what is missing and say what was created, one line each. Existing things stay.
 
         Per group and address there is also a dead-letter destination `dead_letter_address(...)`.

@@ -1,0 +1,1 @@
+"""A broker inside the process: the same promises as the real ones, for tests and for trying things out."""

@@ -1,0 +1,41 @@
+"""Creates and checks addresses of a hub."""
+
+from collections.abc import Iterator, Sequence
+
+from towpath.brokers.memory.hub import Hub
+from towpath.brokers.ports import GroupTopology, dead_letter_address
+
+
+def _needed(addresses: Sequence[str], groups: Sequence[GroupTopology]) -> Iterator[str]:
+    yield from addresses
+    for group in groups:
+        for address in group.addresses:
+            yield address
+            yield dead_letter_address(group.group, address)
+
+
+class MemoryAdmin:
+    """The admin port over a hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def apply(
+        self, addresses: Sequence[str], groups: Sequence[GroupTopology], *, partitions: int
+    ) -> list[str]:
+        """Create what is missing."""
+        return [
+            f"created address {address} with {partitions} partitions"
+            for address in dict.fromkeys(_needed(addresses, groups))
+            if self._hub.create(address, partitions)
+        ]
+
+    async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
+        """Say what is missing."""
+        missing = [
+            each for each in dict.fromkeys(_needed(addresses, groups)) if each not in self._hub.addresses
+        ]
+        return [f"address {address} does not exist" for address in missing]
+
+    async def aclose(self) -> None:
+        """Nothing is open."""

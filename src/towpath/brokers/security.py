@@ -1,0 +1,105 @@
+"""What a broker URL says, TLS contexts, and the rule that a password does not travel in the clear."""
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from towpath.errors import ConfigurationError
+
+TLS_OPTIONS: Final = frozenset(
+    {"ssl_context", "ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_verify"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUrl:
+    """The parts of a broker URL; several hosts for Kafka."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int | None], ...]
+    username: str | None
+    password: str | None
+    path: str
+
+    def __repr__(self) -> str:
+        hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.scheme}://{hosts}{self.path}"
+
+
+def parse_broker_url(url: str) -> BrokerUrl:
+    """Split `scheme://user:password@host:port,host:port/path`.
+
+    Raises ConfigurationError, without the URL's password in the text.
+    """
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, at, addresses = authority.rpartition("@")
+    if not separator or not addresses:
+        raise ConfigurationError(
+            "a broker URL looks like kafka://host:9092, amqp://user:password@host/ or memory://name"
+        )
+    username, colon, password = credentials.partition(":")
+    hosts: list[tuple[str, int | None]] = []
+    for address in addresses.split(","):
+        try:
+            parts = urlsplit(f"//{address.strip()}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host:
+            raise ConfigurationError(f"cannot read {address!r} in the broker URL as host:port")
+        hosts.append((host, port))
+    return BrokerUrl(
+        scheme=scheme.lower(),
+        hosts=tuple(hosts),
+        username=unquote(username) if at else None,
+        password=unquote(password) if at and colon else None,
+        path=slash + path,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def refuse_plaintext_password(hosts: tuple[tuple[str, int | None], ...], *, allow_plaintext: bool) -> None:
+    """Raise ConfigurationError where a password would cross a network without TLS."""
+    remote = [host for host, _ in hosts if not is_loopback(host)]
+    if remote and not allow_plaintext:
+        raise ConfigurationError(
+            f"refusing to send a password to {remote[0]} without TLS: use kafka+ssl:// or amqps://, "
+            "or set the broker option allow_plaintext: true"
+        )
+
+
+def tls_context(options: Mapping[str, object]) -> ssl.SSLContext:
+    """The context that the options describe: verifying unless `ssl_verify` is false.
+
+    Raises ConfigurationError where a file cannot be read.
+    """
+    given = options.get("ssl_context")
+    if isinstance(given, ssl.SSLContext):
+        return given
+    names = {
+        name: options.get(name) for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_password")
+    }
+    texts = {name: None if value is None else str(value) for name, value in names.items()}
+    try:
+        context = ssl.create_default_context(cafile=texts["ssl_cafile"])
+        if texts["ssl_certfile"] is not None:
+            context.load_cert_chain(texts["ssl_certfile"], texts["ssl_keyfile"], texts["ssl_password"])
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"cannot load the broker's TLS files: {error}") from error
+    if options.get("ssl_verify", True) in (False, "false", "0", 0):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
