@@ -1,0 +1,1 @@
+"""Traces, metrics and logs: OpenTelemetry's API in the library, its SDK only through `setup`."""

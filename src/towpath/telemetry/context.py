@@ -1,0 +1,76 @@
+"""Trace context in message headers and rows: W3C `traceparent` and `tracestate`, nothing else.
+
+Baggage is not carried: it may hold anything. Source: https://www.w3.org/TR/trace-context/
+"""
+
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from towpath.messages.headers import TRACEPARENT, TRACESTATE, Headers
+
+ROOT: Final = Context()
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+def headers_of(span: Span) -> Headers:
+    """The span's context as headers; empty if it is not valid."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ()
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    headers = ((TRACEPARENT, parent.encode()),)
+    state = context.trace_state.to_header() if context.trace_state else ""
+    return (*headers, (TRACESTATE, state.encode())) if state else headers
+
+
+def inject() -> Headers:
+    """The current trace context as `traceparent` and `tracestate` headers; empty outside a trace."""
+    return headers_of(trace.get_current_span())
+
+
+def extract(headers: Headers) -> Context:
+    """The context a message carries, as a remote parent; an empty one if absent or malformed."""
+    carrier: dict[str, str] = {}
+    for name, value in headers:
+        if name in {TRACEPARENT, TRACESTATE} and name not in carrier:
+            carrier[name] = value.decode("ascii", "replace")
+    return _PROPAGATOR.extract(carrier, context=ROOT) if TRACEPARENT in carrier else ROOT
+
+
+def span_context(headers: Headers) -> SpanContext | None:
+    """The span that created the message, or None if the headers carry no valid context."""
+    context = trace.get_current_span(extract(headers)).get_span_context()
+    return context if context.is_valid else None
+
+
+def trace_id_of(source: Headers | str | None) -> str | None:
+    """The trace id, 32 hex digits, of headers or of a `traceparent`; None if there is no valid one."""
+    if source is None:
+        return None
+    headers = ((TRACEPARENT, source.encode("utf-8", "replace")),) if isinstance(source, str) else source
+    context = span_context(headers)
+    return None if context is None else trace.format_trace_id(context.trace_id)
+
+
+def traceparent_of(headers: Headers) -> str | None:
+    """The `traceparent` value of headers, for the `trace` columns; None if absent or malformed."""
+    context = span_context(headers)
+    if context is None:
+        return None
+    return headers_of(trace.NonRecordingSpan(context))[0][1].decode()
+
+
+def current_traceparent() -> str | None:
+    """The current context as a `traceparent` value, for the `trace` columns."""
+    headers = inject()
+    return headers[0][1].decode() if headers else None
+
+
+def current_trace_id() -> str | None:
+    """The trace id of the current span, 32 hex digits."""
+    context = trace.get_current_span().get_span_context()
+    return trace.format_trace_id(context.trace_id) if context.is_valid else None

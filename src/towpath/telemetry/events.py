@@ -1,0 +1,73 @@
+"""Every log event: dotted past-tense facts, with the fields each may carry.
+
+Fields hold ids, counts, codes and durations in seconds. Payloads, keys' contents beyond the key
+itself, and secrets are never fields.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One kind of fact."""
+
+    name: str
+    description: str
+    fields: tuple[str, ...] = ()
+
+
+def _event(name: str, description: str, fields: str) -> LogEvent:
+    return LogEvent(name, description, tuple(fields.split()))
+
+
+_EVENTS: Final = (
+    _event("service.started", "A process is ready to work.", "service version pid"),
+    _event("service.draining", "It was asked to stop and takes nothing new.", "service signal"),
+    _event("service.stopped", "It has let go of everything.", "service seconds"),
+    _event("service.failed", "A background loop died; the process ends.", "service loop"),
+    _event("telemetry.started", "Exporters run.", "traces metrics traces_file"),
+    _event("telemetry.export_failed", "Spans could not be written; work goes on.", "error count"),
+    _event("relay.lease_acquired", "Shards are ours.", "relay shards epoch"),
+    _event("relay.lease_lost", "Somebody else owns the shards now; buffers dropped.", "relay shards epoch"),
+    _event("relay.progress_reloaded", "Memory was dropped and the journal read again.", "relay reason"),
+    _event(
+        "relay.broker_unavailable", "Backing off; nothing is spent.", "relay error backoff_seconds failures"
+    ),
+    _event("relay.broker_recovered", "Publishing again.", "relay seconds"),
+    _event("relay.store_unavailable", "The database is away.", "relay error backoff_seconds"),
+    _event(
+        "relay.message_refused", "One message was put aside.", "message_id destination type reason attempts"
+    ),
+    _event("worker.registered", "A worker has its lease.", "group worker"),
+    _event("worker.lease_lost", "The worker lapsed; it starts again under a new id.", "group worker"),
+    _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error backoff_seconds"),
+    _event("worker.store_recovered", "Intake goes on.", "group seconds"),
+    _event("broker.disconnected", "The client lost the broker and reconnects.", "group error"),
+    _event("broker.partitions_assigned", "This member reads these.", "group partitions"),
+    _event("broker.partitions_revoked", "These leave this member.", "group partitions seconds"),
+    _event(
+        "task.retry_scheduled",
+        "An attempt failed; it comes again.",
+        "group message_id type attempt reason delay_seconds fingerprint",
+    ),
+    _event(
+        "task.snoozed",
+        "It asked to come again; no attempt spent.",
+        "group message_id type reason delay_seconds",
+    ),
+    _event("task.rejected", "A business decision ended it.", "group message_id type reason"),
+    _event(
+        "task.died",
+        "It is in the dead-letter catalog.",
+        "group message_id type attempt reason stage fingerprint",
+    ),
+    _event("task.expired", "Its deadline passed.", "group message_id type"),
+    _event("task.parked", "It waits behind another message of its key.", "group message_id type"),
+    _event("task.result_dropped", "Somebody else took it over.", "group message_id type"),
+    _event("task.reaped", "Tasks of dead workers were taken back.", "group count reason"),
+    _event("dlq.replayed", "Dead letters were sent back to work.", "group count actor audit_id"),
+)
+EVENTS: Final[Mapping[str, LogEvent]] = MappingProxyType({event.name: event for event in _EVENTS})

@@ -1,0 +1,269 @@
+"""Every span, metric, attribute and log event, spelled once. `docs/telemetry.md` is made from here.
+
+Source: OpenTelemetry semantic conventions for messaging spans and metrics
+(https://opentelemetry.io/docs/specs/semconv/messaging/); what they do not name starts with `towpath.`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+SCOPE: Final = "towpath"
+"""The instrumentation scope of every tracer and meter."""
+
+ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "system": "messaging.system",
+        "operation": "messaging.operation.name",
+        "operation_type": "messaging.operation.type",
+        "destination": "messaging.destination.name",
+        "group": "messaging.consumer.group.name",
+        "message_id": "messaging.message.id",
+        "batch_count": "messaging.batch.message_count",
+        "error_type": "error.type",
+        "type": "towpath.message.type",
+        "trigger": "towpath.trigger",
+        "attempt": "towpath.task.attempt",
+        "run_no": "towpath.task.run_no",
+        "outcome": "towpath.outcome",
+        "reason": "towpath.reason_code",
+        "state": "towpath.task.state",
+        "stage": "towpath.dead_letter.stage",
+        "actor": "towpath.actor",
+    }
+)
+"""The short names used in code, and the attribute keys they stand for."""
+
+SpanKindName: TypeAlias = Literal["producer", "client", "consumer", "internal"]
+MetricKind: TypeAlias = Literal["counter", "histogram", "gauge"]
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LONG_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSpec:
+    """A span: `name` is the template of its name."""
+
+    name: str
+    kind: SpanKindName
+    description: str
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """An instrument. Its attributes have few values: never an id, a key or a message."""
+
+    name: str
+    kind: MetricKind
+    unit: str
+    description: str
+    attributes: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+
+
+CREATE: Final = SpanSpec(
+    "create {destination}",
+    "producer",
+    "A message was written into the outbox. Its context is stored with the row and travels in the headers.",
+    ("operation", "operation_type", "destination", "message_id", "type"),
+)
+SEND_WINDOW: Final = SpanSpec(
+    "send window",
+    "client",
+    "The relay published one window; linked to the creation context of its sampled messages.",
+    ("system", "operation", "operation_type", "batch_count", "error_type"),
+)
+SEND: Final = SpanSpec(
+    "send {destination}",
+    "client",
+    "The relay's share of one sampled message, below its creation context: from the start of its window "
+    "to the broker's confirmation.",
+    ("system", "operation", "operation_type", "destination", "message_id", "type", "error_type"),
+)
+PROCESS: Final = SpanSpec(
+    "process {destination}",
+    "consumer",
+    "One attempt of a consumer group at one message. `trigger` tells what started it: `broker` or why "
+    "it had waited (`retry`, `snooze`, `delay`, `replay`, `promoted`, `lost`).",
+    (
+        "system",
+        "operation",
+        "operation_type",
+        "destination",
+        "group",
+        "message_id",
+        "type",
+        "trigger",
+        "attempt",
+        "run_no",
+        "outcome",
+        "reason",
+        "error_type",
+    ),
+)
+REPLAY: Final = SpanSpec(
+    "replay {destination}",
+    "internal",
+    "An operator sent a dead letter back to work.",
+    ("destination", "group", "message_id", "type", "actor"),
+)
+SPANS: Final = (CREATE, SEND_WINDOW, SEND, PROCESS, REPLAY)
+
+SENT_MESSAGES: Final = Metric(
+    "messaging.client.sent.messages",
+    "counter",
+    "{message}",
+    "Messages the relay sent; with `error.type` where the broker refused one.",
+    ("system", "operation", "destination", "error_type"),
+)
+OPERATION_DURATION: Final = Metric(
+    "messaging.client.operation.duration",
+    "histogram",
+    "s",
+    "From handing a window to the broker's client until everything in it is confirmed or given up.",
+    ("system", "operation", "error_type"),
+    _SECONDS,
+)
+CONSUMED_MESSAGES: Final = Metric(
+    "messaging.client.consumed.messages",
+    "counter",
+    "{message}",
+    "Messages delivered to this process by the broker, repeats included.",
+    ("system", "operation", "destination", "group"),
+)
+PROCESS_DURATION: Final = Metric(
+    "messaging.process.duration",
+    "histogram",
+    "s",
+    "One attempt of a handler, from claim to settled.",
+    ("system", "operation", "destination", "group", "type", "error_type"),
+    _SECONDS,
+)
+OUTBOX_OLDEST_AGE: Final = Metric(
+    "towpath.outbox.oldest_unsent.age",
+    "gauge",
+    "s",
+    "Age of the oldest committed row that is not sent; 0 when there is none.",
+)
+OUTBOX_PUBLISH_LATENCY: Final = Metric(
+    "towpath.outbox.publish.latency",
+    "histogram",
+    "s",
+    "From the insert into the outbox to the broker's confirmation.",
+    ("system",),
+    _LONG_SECONDS,
+)
+RELAY_WINDOW_ROWS: Final = Metric(
+    "towpath.relay.window.rows",
+    "histogram",
+    "{row}",
+    "Rows in one published window.",
+    ("system",),
+    (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000),
+)
+RELAY_BACKOFFS: Final = Metric(
+    "towpath.relay.backoffs",
+    "counter",
+    "{backoff}",
+    "Times the relay waited before trying again, by reason (`broker_unavailable`, `store_unavailable`, …).",
+    ("reason",),
+)
+RELAY_SHARDS_OWNED: Final = Metric(
+    "towpath.relay.shards.owned", "gauge", "{shard}", "Shards this relay holds a live lease of."
+)
+RELAY_LEASES_LOST: Final = Metric(
+    "towpath.relay.leases.lost", "counter", "{lease}", "Times this relay found that its lease was gone."
+)
+TASKS_CLAIMED: Final = Metric(
+    "towpath.tasks.claimed", "counter", "{task}", "Tasks started, by what started them.", ("group", "trigger")
+)
+TASKS_SETTLED: Final = Metric(
+    "towpath.tasks.settled",
+    "counter",
+    "{task}",
+    "Ends of attempts by outcome: `succeeded`, `failed`, `retry`, `snooze`, `dead`, `unknown`, `lost`, …",
+    ("group", "type", "outcome"),
+)
+TASK_RETRIES: Final = Metric(
+    "towpath.task.retries", "counter", "{retry}", "Retries scheduled, by reason.", ("group", "type", "reason")
+)
+TASK_END_TO_END: Final = Metric(
+    "towpath.task.end_to_end.duration",
+    "histogram",
+    "s",
+    "From the emit to the end of a message within one group, waiting included.",
+    ("group", "type"),
+    _LONG_SECONDS,
+)
+DEAD_LETTERS: Final = Metric(
+    "towpath.dead_letters",
+    "counter",
+    "{message}",
+    "Messages put into the dead-letter catalog, by stage and reason.",
+    ("group", "stage", "reason"),
+)
+TASKS_BY_STATE: Final = Metric(
+    "towpath.tasks", "gauge", "{task}", "Tasks that are not final, by state.", ("group", "state")
+)
+TASKS_DUE: Final = Metric(
+    "towpath.tasks.due", "gauge", "{task}", "Waiting tasks whose time has come.", ("group",)
+)
+TASKS_DUE_OLDEST_AGE: Final = Metric(
+    "towpath.tasks.due.oldest.age", "gauge", "s", "How late the most overdue waiting task is.", ("group",)
+)
+WORKER_IN_FLIGHT: Final = Metric(
+    "towpath.worker.in_flight",
+    "gauge",
+    "{message}",
+    "Messages received and not yet acknowledged.",
+    ("group",),
+)
+WORKER_IN_FLIGHT_BYTES: Final = Metric(
+    "towpath.worker.in_flight.size", "gauge", "By", "Bytes received and not yet acknowledged.", ("group",)
+)
+WORKER_LEASES_LOST: Final = Metric(
+    "towpath.worker.leases.lost",
+    "counter",
+    "{lease}",
+    "Times a worker found its lease lapsed.",
+    ("group",),
+)
+TASKS_REAPED: Final = Metric(
+    "towpath.tasks.reaped",
+    "counter",
+    "{task}",
+    "Tasks taken back from dead workers.",
+    ("group", "reason"),
+)
+METRICS: Final = (
+    SENT_MESSAGES,
+    OPERATION_DURATION,
+    CONSUMED_MESSAGES,
+    PROCESS_DURATION,
+    OUTBOX_OLDEST_AGE,
+    OUTBOX_PUBLISH_LATENCY,
+    RELAY_WINDOW_ROWS,
+    RELAY_BACKOFFS,
+    RELAY_SHARDS_OWNED,
+    RELAY_LEASES_LOST,
+    TASKS_CLAIMED,
+    TASKS_SETTLED,
+    TASK_RETRIES,
+    TASK_END_TO_END,
+    DEAD_LETTERS,
+    TASKS_BY_STATE,
+    TASKS_DUE,
+    TASKS_DUE_OLDEST_AGE,
+    WORKER_IN_FLIGHT,
+    WORKER_IN_FLIGHT_BYTES,
+    WORKER_LEASES_LOST,
+    TASKS_REAPED,
+)
+
+
+def attributes(**values: str | float | bool | None) -> dict[str, str | int | float | bool]:
+    """Attribute keys for short names; None is left out. Raises KeyError for a name not listed."""
+    return {ATTRIBUTES[name]: value for name, value in values.items() if value is not None}

@@ -1,0 +1,183 @@
+"""Spans of a message's life: OpenTelemetry's API only, which does nothing until an SDK is set up.
+
+The context of the span that created a message (`create`) is stored with its row, copied to the
+broker's headers unchanged, and stored again while the message waits. Every later span of the
+message (`send`, each `process`, `replay`) is a child of that context, so one trace id leads from
+the producer through retries to the last replay.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+
+from towpath.failures import Failure, describe
+from towpath.messages.headers import Headers
+from towpath.telemetry.context import (
+    ROOT,
+    current_trace_id,
+    current_traceparent,
+    extract,
+    headers_of,
+    inject,
+    span_context,
+    trace_id_of,
+    traceparent_of,
+)
+from towpath.telemetry.names import SCOPE, attributes
+
+__all__ = [
+    "ProcessSpan",
+    "creation_headers",
+    "current_trace_id",
+    "current_traceparent",
+    "extract",
+    "inject",
+    "mark_failed",
+    "process_span",
+    "replay_span",
+    "span_context",
+    "trace_id_of",
+    "traceparent_of",
+]
+
+_TRACER: Final = trace.get_tracer(SCOPE)
+
+
+def creation_headers(*, destination: str, type_: str, message_id: UUID) -> Headers:
+    """Record the `create` span of a message, below the current span, and return its context.
+
+    Without an SDK it is the current context, if any: a producer that is not traced itself passes
+    on what it was given. Around 30 µs when sampled, 3 µs otherwise.
+    """
+    span = _TRACER.start_span(
+        f"create {destination}",
+        kind=SpanKind.PRODUCER,
+        attributes=attributes(
+            operation="create",
+            operation_type="create",
+            destination=destination,
+            message_id=str(message_id),
+            type=type_,
+        ),
+    )
+    span.end()
+    return headers_of(span)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpan:
+    """The span of one attempt, to be told what became of it."""
+
+    span: Span
+
+    @property
+    def traceparent(self) -> str | None:
+        """Its own context, to be stored where the message brought none."""
+        headers = headers_of(self.span)
+        return headers[0][1].decode() if headers else None
+
+    @property
+    def trace_id(self) -> str | None:
+        """32 hex digits, also when the span is not recorded."""
+        context = self.span.get_span_context()
+        return trace.format_trace_id(context.trace_id) if context.is_valid else None
+
+    def settled(self, outcome: str, reason: str | None = None) -> None:
+        """What the attempt ended in: `succeeded`, `failed`, `retry`, `snooze`, `dead`, …"""
+        if self.span.is_recording():
+            self.span.set_attributes(attributes(outcome=outcome, reason=reason))
+
+    def failed(self, failure: Failure) -> None:
+        """Why the attempt failed: class, code and redacted message; never a traceback."""
+        if self.span.is_recording():
+            self.span.set_attributes(attributes(reason=failure.reason_code, error_type=failure.error_class))
+            self.span.set_status(StatusCode.ERROR, failure.error_message)
+
+    def retry_scheduled(self, delay: timedelta) -> None:
+        """When it comes again."""
+        if self.span.is_recording():
+            self.span.add_event("task.retry_scheduled", {"delay_seconds": delay.total_seconds()})
+
+
+@contextmanager
+def process_span(
+    headers: Headers,
+    *,
+    destination: str,
+    group: str,
+    message_id: UUID,
+    type_: str,
+    attempt: int = 1,
+    run_no: int = 0,
+    trigger: str = "broker",
+    system: str | None = None,
+    is_parented: bool = True,
+) -> Iterator[ProcessSpan]:
+    """The span of one attempt, current inside the block, below the message's creation context.
+
+    With `is_parented=False` it starts a trace of its own that links to the creation context, for
+    groups whose traces must not grow with those of their producers. An exception marks the span as
+    failed and goes on.
+    """
+    remote = span_context(headers)
+    span = _TRACER.start_span(
+        f"process {destination}",
+        context=extract(headers) if is_parented else ROOT,
+        kind=SpanKind.CONSUMER,
+        links=[] if is_parented or remote is None else [Link(remote)],
+        attributes=attributes(
+            system=system,
+            operation="process",
+            operation_type="process",
+            destination=destination,
+            group=group,
+            message_id=str(message_id),
+            type=type_,
+            trigger=trigger,
+            attempt=attempt,
+            run_no=run_no,
+        ),
+    )
+    with _current(span):
+        yield ProcessSpan(span)
+
+
+@contextmanager
+def replay_span(
+    headers: Headers, *, destination: str, group: str, message_id: UUID, type_: str | None, actor: str
+) -> Iterator[Span]:
+    """An operator's replay of one dead letter, below the message's creation context."""
+    span = _TRACER.start_span(
+        f"replay {destination}",
+        context=extract(headers),
+        kind=SpanKind.INTERNAL,
+        attributes=attributes(
+            destination=destination, group=group, message_id=str(message_id), type=type_, actor=actor
+        ),
+    )
+    with _current(span):
+        yield span
+
+
+def mark_failed(span: Span, error: BaseException) -> None:
+    """Set the span's status from an exception: class and redacted message, no traceback."""
+    if span.is_recording():
+        span.set_attributes(attributes(error_type=type(error).__qualname__))
+        span.set_status(StatusCode.ERROR, describe(error))
+
+
+@contextmanager
+def _current(span: Span) -> Iterator[None]:
+    """Make the span current, end it, and mark it failed by whatever leaves the block."""
+    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        try:
+            yield
+        except BaseException as error:
+            mark_failed(span, error)
+            raise
