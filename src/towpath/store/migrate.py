@@ -1,14 +1,16 @@
 """Bringing a database to the newest schema, and saying where it stands. Needs the `cli` extra.
 
-The three functions block; from a running event loop call them in a thread.
+The functions block; from a running event loop call them in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeVar
+from io import StringIO
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection, text
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""alembic hands its environment to the revisions through globals of its own."""
 
 
 def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
@@ -44,7 +49,8 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
         from alembic import command  # noqa: PLC0415  # the extra was checked by _config
 
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        with _ONE_AT_A_TIME:
+            command.upgrade(config, "head")
         return _revision(connection, schema) or ""
 
     return _in_transaction(url, run)
@@ -52,14 +58,13 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
 
 def script(schema: str = DEFAULT_SCHEMA) -> str:
     """All migrations as SQL text, for those who run them by hand."""
-    from io import StringIO  # noqa: PLC0415
-
     config = _config(schema)
     from alembic import command  # noqa: PLC0415  # the extra was checked by _config
 
-    config.output_buffer = StringIO()
-    command.upgrade(config, "head", sql=True)
-    return config.output_buffer.getvalue()
+    config.output_buffer = output = StringIO()
+    with _ONE_AT_A_TIME:
+        command.upgrade(config, "head", sql=True)
+    return output.getvalue()
 
 
 def current(url: str, schema: str = DEFAULT_SCHEMA) -> str | None:
@@ -93,6 +98,12 @@ def check(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
     return _in_transaction(url, run)
 
 
+def shape(url: str, schema: str = DEFAULT_SCHEMA) -> fingerprint.Fingerprint:
+    """What the catalog of the database says about the schema."""
+    in_schema("", schema)
+    return _in_transaction(url, lambda connection: fingerprint.read(connection, schema))
+
+
 def _config(schema: str) -> Config:
     in_schema("", schema)
     try:
@@ -122,9 +133,7 @@ def _known(revision: str) -> bool:
 
 
 def _advice(revision: str) -> str:
-    return (
-        "run towpath db upgrade" if _known(revision) else "install a newer towpath, this one does not know it"
-    )
+    return "run towpath db upgrade" if _known(revision) else "install a newer towpath"
 
 
 def _refuse_newer(revision: str | None) -> None:

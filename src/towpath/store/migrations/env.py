@@ -22,6 +22,7 @@ def _run() -> None:
         version_table=VERSION_TABLE,
         version_table_schema=schema,
         literal_binds=connection is None,
+        dialect_opts={"paramstyle": "named"},  # otherwise every % of the text is doubled
     )
     with context.begin_transaction():
         # alembic makes its version table before the first revision runs.

@@ -1,7 +1,5 @@
 -- What every table and column of the first schema means; docs/schema.md is generated from it.
 
-comment on schema towpath is 'Transactional outbox, tasks and dead letters of towpath. Changed only by "towpath db upgrade".';
-
 comment on table towpath.alembic_version is 'The migration this schema is at.';
 comment on column towpath.alembic_version.version_num is 'Revision identifier of the newest migration applied.';
 
@@ -73,6 +71,9 @@ comment on column towpath.journal.snapshot_from is 'Everything visible here is p
 comment on column towpath.journal.snapshot_to is 'The window being published: visible here and not in snapshot_from; equal to it when complete.';
 comment on column towpath.journal.xid is 'The writing transaction; tells a copied or restored database from the original.';
 comment on column towpath.journal.created_at is 'When it was written, by the database clock.';
+
+comment on view towpath.shard_progress is 'The newest journaled progress of each shard.';
+comment on view towpath.outbox_message is 'Outbox rows with their derived status, for people: PENDING or SENT.';
 
 comment on table towpath.worker is 'Leases of consumer processes; a task belongs to a worker and lives as long as its lease.';
 comment on column towpath.worker.id is 'Identity of one process run; a process whose lease lapsed starts again under a new one.';
