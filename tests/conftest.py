@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.fixtures.fix_kafka",
     "tests.fixtures.fix_rabbitmq",
     "tests.fixtures.fix_proxy",
+    "tests.fixtures.fix_schema",
 ]
 
 
