@@ -106,10 +106,16 @@ class TcpProxy:
             gate.set()
         await self.start()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        writers = self._links[task] = [writer]
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        task = asyncio.get_running_loop().create_task(self._carry(reader, writer, writers))
+        self._links[task] = writers
+        task.add_done_callback(self._links.pop)
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, writers: list[asyncio.StreamWriter]
+    ) -> None:
+        """One client's connection until both directions have ended."""
         try:
             # Like a frozen server: the kernel accepts, and nobody reads.
             await self._gates[Direction.REQUESTS].wait()
@@ -122,7 +128,6 @@ class TcpProxy:
             for each in writers:
                 _reset(each)
         finally:
-            del self._links[task]
             for each in writers:
                 each.close()
 
