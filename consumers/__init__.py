@@ -1,0 +1,1 @@
+"""Consumer groups as deployables: `python -m consumers run <group>`."""

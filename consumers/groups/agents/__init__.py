@@ -1,0 +1,1 @@
+"""Agent tasks: model calls, retrievals and tool calls against outside providers."""

@@ -1,0 +1,1 @@
+"""Order events: a projection, and the invoices that follow from it."""
