@@ -50,7 +50,7 @@ lock-check: install
 	done
 
 unit: install
-	$(BIN)/python -m pytest -q $(wildcard tests/unit tests/property)
+	$(BIN)/python -m pytest -q -m "not services and not slow" $(wildcard tests/unit tests/property)
 
 lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

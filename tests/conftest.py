@@ -12,6 +12,23 @@ pytest_plugins = [
     "tests.fixtures.fix_schema",
 ]
 
+SERVER_FIXTURES = {
+    "postgres_url",
+    "postgres_server",
+    "kafka_bootstrap",
+    "kafka_server",
+    "embedded_kafka",
+    "rabbit_url",
+    "rabbit_server",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what needs a server, so that the quick check can leave it out."""
+    for item in items:
+        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("services")
+
 
 @pytest.fixture(scope="session")
 def scale() -> float:
