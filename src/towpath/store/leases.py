@@ -1,0 +1,66 @@
+"""Leases of shards: who may publish what, until when by the database's clock, under which epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from towpath.store.statements import DEFAULT_SCHEMA, load
+
+
+class Leases:
+    """The lease statements of one schema, each one transaction. Times are seconds."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._sql = load("relay", schema)
+
+    async def beat(
+        self, connection: asyncpg.Connection[Any], relay: UUID, host: str, lease_seconds: float
+    ) -> tuple[int, int]:
+        """Say that this relay lives; returns how many do and its own place among them, from 0."""
+        row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds)
+        if row is None:
+            raise RuntimeError("the heartbeat statement returned no row")
+        return row["living"], row["before"]
+
+    async def renew(
+        self, connection: asyncpg.Connection[Any], relay: UUID, lease_seconds: float
+    ) -> dict[int, int]:
+        """Prolong every lease still held; returns epochs by shard. What is missing is lost for good."""
+        rows = await connection.fetch(self._sql["renew_leases"], relay, lease_seconds)
+        return {row["shard"]: row["epoch"] for row in rows}
+
+    async def take(
+        self,
+        connection: asyncpg.Connection[Any],
+        relay: UUID,
+        *,
+        lease_seconds: float,
+        margin_seconds: float,
+        count: int,
+        shards: range,
+    ) -> dict[int, int]:
+        """Take up to `count` of the shards that nobody holds; returns epochs by shard."""
+        rows = await connection.fetch(
+            self._sql["take_leases"],
+            relay,
+            lease_seconds,
+            margin_seconds,
+            count,
+            shards.start,
+            shards.stop - 1,
+        )
+        return {row["shard"]: row["epoch"] for row in rows}
+
+    async def release(
+        self, connection: asyncpg.Connection[Any], relay: UUID, epochs: Mapping[int, int]
+    ) -> None:
+        """Give shards back; another relay may start with them at once."""
+        await connection.fetch(self._sql["release_leases"], relay, list(epochs), list(epochs.values()))
+
+    async def leave(self, connection: asyncpg.Connection[Any], relay: UUID) -> None:
+        """Stop counting among the living."""
+        await connection.execute(self._sql["leave_relay"], relay)
