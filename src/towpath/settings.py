@@ -168,6 +168,8 @@ class WorkerSettings(_Section):
     """Due poll interval when idle."""
     reap_every: Duration = timedelta(seconds=5)
     """Interval of looking for dead workers' tasks."""
+    lost_after: Duration = timedelta(hours=1)
+    """Age at which a submitted task whose message was published but never came starts from its row."""
     max_deliveries: Count = 5
     """Claims without an outcome before a message is dead."""
     drain_timeout: Duration = timedelta(seconds=25)

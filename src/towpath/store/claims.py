@@ -178,7 +178,8 @@ class ClaimStore:
                 except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                     continue  # its lane runs something by now; it stays due
         now = time.monotonic()
-        return [_due_work(row, token, now) for row in rows]
+        triggers = {row["id"]: row["waiting_for"] for row in due}
+        return [_due_work(row, token, now, triggers[row["id"]]) for row in rows]
 
     async def _start(self, ids: list[UUID], token: UUID) -> list[Any]:
         with store_errors():
@@ -197,15 +198,17 @@ class ClaimStore:
 def _fill(work: Work, row: Any, token: UUID, now: float) -> None:
     """What the claim returned, onto the work that asked for it."""
     work.token, work.claimed_at = token, now
-    work.attempt, work.deliveries, work.run_no = row["attempt"], row["deliveries"], row["run_no"]
-    work.age_seconds, work.deadline_at, work.owner = row["age_seconds"], row["deadline_at"], row["owner"]
+    work.attempt, work.version = row["attempt"], row["version"]
+    work.deliveries, work.run_no = row["deliveries"], row["run_no"]
+    work.age_seconds, work.deadline_seconds = row["age_seconds"] or 0.0, row["deadline_seconds"]
+    work.owner = row["owner"]
     work.is_cancel_requested = row["cancel_requested"]
     if not work.has_body:
         work.payload, work.content_type = row["payload"], row["content_type"]
         work.headers, work.has_body = load_headers(row["headers"]), True
 
 
-def _due_work(row: Any, token: UUID, now: float) -> Work:
+def _due_work(row: Any, token: UUID, now: float, trigger: str) -> Work:
     work = Work(
         id=row["id"],
         type=row["type"],
@@ -219,6 +222,7 @@ def _due_work(row: Any, token: UUID, now: float) -> Work:
         headers=load_headers(row["headers"]),
         trace=row["trace"],
         is_from_broker=False,
+        trigger=trigger,
         created_at=row["created_at"],
     )
     _fill(work, row, token, now)

@@ -126,11 +126,19 @@ class SettleStore:
         return 0
 
     async def wait(
-        self, work: Work, failure: Failure, *, delay_seconds: float, waiting_for: WaitingFor, spent: int
+        self,
+        work: Work,
+        failure: Failure,
+        *,
+        delay_seconds: float,
+        waiting_for: WaitingFor,
+        spent: int,
+        ageless_seconds: float = 0.0,
     ) -> Waits | None:
         """Keep the message in Postgres until it is due, or PARKED behind another head of its lane.
 
-        Afterwards its broker message may be acknowledged. None: the token is gone.
+        Afterwards its broker message may be acknowledged. `ageless_seconds` do not count towards its
+        age: an outage does not use it up. None: the token is gone.
         """
         try:
             async with self._database.transaction() as connection:
@@ -154,6 +162,7 @@ class SettleStore:
                     failure.error_class,
                     failure.error_message,
                     failure.fingerprint,
+                    ageless_seconds,
                 )
                 if row is None:
                     raise _Dropped

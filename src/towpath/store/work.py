@@ -28,9 +28,12 @@ class Work:
     has_body: bool = True
     """False: a submitted task, whose body is in its row and is filled in by the claim."""
     is_from_broker: bool = True
+    trigger: str = "broker"
+    """What started it: `broker`, or why it had waited."""
     token: UUID | None = None
     attempt: int = 0
     """Attempts spent before this one."""
+    version: int = 1
     deliveries: int = 1
     """Starts since the last outcome, this one included."""
     run_no: int = 0
@@ -38,7 +41,8 @@ class Work:
     """Since the first start of this run, when it was claimed."""
     claimed_at: float = 0.0
     """Monotonic."""
-    deadline_at: datetime | None = None
+    deadline_seconds: float | None = None
+    """Left until its deadline when it was claimed, by the database clock; None: it has none."""
     created_at: datetime | None = None
     owner: str = ""
     is_cancel_requested: bool = False

@@ -20,7 +20,7 @@ on conflict (consumer_group, id) do update
        version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at), updated_at = towpath.clock()
  where t.held_by = 'broker' and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
-returning t.id, t.attempt, t.deliveries, t.run_no, t.deadline_at, t.owner, t.cancel_requested,
+returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds
 
 -- name: claim_tasks
@@ -31,7 +31,7 @@ update towpath.task t
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
    and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
         and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
-returning t.id, t.attempt, t.deliveries, t.run_no, t.deadline_at, t.owner, t.cancel_requested,
+returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
           t.payload, t.content_type, t.headers
 
@@ -67,7 +67,7 @@ select t.id, t.state, t.held_by, t.effect_state, t.worker,
 
 -- name: due_lanes
 -- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
-select t.id, t.source, t.lane from towpath.task t
+select t.id, t.source, t.lane, t.waiting_for from towpath.task t
  where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock()
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
@@ -89,7 +89,7 @@ update towpath.task t
    and t.state = 'WAITING'
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
-returning t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.attempt, t.deliveries, t.run_no, t.deadline_at,
+returning t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds,
           t.owner, t.cancel_requested, extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
           t.payload, t.content_type, t.headers, t.trace, t.created_at
 
@@ -161,14 +161,14 @@ select head from towpath.key_gate where consumer_group = $1 and source = $2 and 
 
 -- name: wait
 -- RUNNING to WAITING, or PARKED when another head holds the gate ($4 null). Stores the body, so that
--- the broker's message may go. Index: primary key.
+-- the broker's message may go. $17: seconds that do not count towards its age. Index: primary key.
 update towpath.task t
    set state = case when $4::float8 is null then 'PARKED' else 'WAITING' end,
        due_at = towpath.clock() + make_interval(secs => $4), waiting_for = case when $4::float8 is null then null else $5 end,
        held_by = 'database', position = coalesce($6, t.position), lane = $7,
        payload = case when t.held_by = 'broker' and t.kind = 'event' then $8 else t.payload end,
        content_type = coalesce($9, t.content_type), headers = coalesce($10::text::json, t.headers), trace = coalesce($11, t.trace),
-       attempt = t.attempt + $12, deliveries = 0, worker = null, token = null, version = t.version + 1,
+       attempt = t.attempt + $12, deliveries = 0, started_at = t.started_at + make_interval(secs => $17), worker = null, token = null, version = t.version + 1,
        effect_state = null, reason_code = $13, error_class = $14, error_message = $15, fingerprint = $16,
        updated_at = towpath.clock()
  where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'

@@ -1,0 +1,1 @@
+"""The consumer engine: receive, lane by key, claim, handle, settle, acknowledge."""

@@ -1,0 +1,167 @@
+"""One consumer process: resources, connections, and one member after another until it is told to stop."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from towpath.app import App
+from towpath.brokers.ports import Broker, Subscriber, Subscription
+from towpath.consumer.member import DATABASE, Member
+from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, StoreUnavailable
+from towpath.outbox import Outbox
+from towpath.settings import WorkerSettings
+from towpath.store.database import Database
+from towpath.store.destinations import addresses_of
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
+
+_STALL_SECONDS: Final = 60.0
+"""A loop that did not come round for this long is stuck."""
+
+_SEEN_SECONDS: Final = 15.0
+
+log = event_logger(__name__)
+
+
+@dataclass(slots=True)
+class Health:
+    """What the health endpoints say about a consumer."""
+
+    progressed_at: dict[str, float] = field(default_factory=dict)
+    is_draining: bool = False
+    subscriber: Subscriber | None = None
+
+    def note(self, loop: str) -> None:
+        """A loop came round."""
+        self.progressed_at[loop] = time.monotonic()
+
+    def stuck_loops(self) -> list[str]:
+        """Loops that stopped coming round."""
+        now = time.monotonic()
+        loops = self.progressed_at.items()
+        return sorted(name for name, at in loops if name != DATABASE and now - at > _STALL_SECONDS)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages arrive and may be claimed: joined, beating, not draining."""
+        return not self.is_draining and self.is_broker_connected and self.is_database_seen
+
+    @property
+    def is_broker_connected(self) -> bool:
+        """Whether messages can arrive."""
+        return self.subscriber is not None and self.subscriber.is_connected
+
+    @property
+    def is_database_seen(self) -> bool:
+        """Whether the lease was renewed of late."""
+        seen_at = self.progressed_at.get(DATABASE)
+        return seen_at is not None and time.monotonic() - seen_at < _SEEN_SECONDS
+
+
+class Consumer:
+    """Runs one group's app. `run` returns after `stop` was set and the drain ended."""
+
+    def __init__(
+        self,
+        app: App,
+        database: Database,
+        broker: Broker,
+        settings: WorkerSettings | None = None,
+        *,
+        outbox: Outbox | None = None,
+        telemetry: Telemetry = NO_TELEMETRY,
+    ) -> None:
+        self._app = app
+        self._database = database
+        self._broker = broker
+        self._settings = settings or WorkerSettings()
+        self._outbox = outbox or Outbox(schema=database.schema)
+        self._telemetry = telemetry
+        self.health = Health()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Consume until told to stop. Raises ConfigurationError before the first message, and bugs."""
+        if problems := self._app.problems():
+            raise ConfigurationError("; ".join(problems))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._database.aclose)
+            if not await self._persist(self._database.start, stop):
+                return
+            await self._database.check_schema()
+            resources = {
+                cls: await stack.enter_async_context(factory())
+                for cls, factory in self._app.providers.items()
+            }
+            while not stop.is_set():
+                await self._run_member(resources, stop)
+
+    async def _run_member(self, resources: Mapping[type, object], stop: asyncio.Event) -> None:
+        """One incarnation: its own worker id and its own place in the group."""
+        addresses = await addresses_of(self._database, self._app.destinations)
+        subscriber = self._broker.subscriber(
+            Subscription(
+                self._app.name,
+                tuple(sorted(set(addresses.values()))),
+                self._settings.max_in_flight,
+                self._settings.max_in_flight_bytes,
+            )
+        )
+        member = Member(
+            self._app,
+            self._database,
+            subscriber,
+            self._settings,
+            outbox=self._outbox,
+            resources=resources,
+            telemetry=self._telemetry,
+            on_progress=self.health.note,
+        )
+        try:
+            if not await self._persist(lambda: subscriber.start(member), stop):
+                return
+            self.health.subscriber = subscriber
+            await member.run(stop)
+        except LeaseLost:
+            log.warning("worker.lease_lost", group=self._app.name, worker=str(member.id))
+            self._telemetry.add(names.WORKER_LEASES_LOST, 1, group=self._app.name)
+        except StoreUnavailable as error:
+            log.warning("worker.store_unavailable", group=self._app.name, error=str(error))
+            await asyncio.sleep(self._settings.due_poll_max.total_seconds())
+        finally:
+            self.health.subscriber = None
+            self.health.progressed_at.clear()
+            await subscriber.aclose()
+
+    async def _persist(self, start: Callable[[], Awaitable[None]], stop: asyncio.Event) -> bool:
+        """Until it works, with back-off; False when told to stop meanwhile. Wrong settings are raised."""
+
+        def note(state: RetryCallState) -> None:
+            error = None if state.outcome is None else state.outcome.exception()
+            event = (
+                "broker.disconnected" if isinstance(error, BrokerUnavailable) else "worker.store_unavailable"
+            )
+            log.warning(event, group=self._app.name, error=str(error))
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type((StoreUnavailable, BrokerUnavailable)),
+            wait=wait_random_exponential(multiplier=0.2, max=5),
+            before_sleep=note,
+        )
+        starting: asyncio.Future[None] = asyncio.ensure_future(attempts(start))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return True
+            return False
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.wait([starting, stopping])

@@ -1,0 +1,127 @@
+"""Lanes: within one, messages run one after another; different lanes run side by side. Pure, no clock."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from towpath.brokers.ports import Delivery
+from towpath.errors import DecodeError
+from towpath.messages import Envelope
+from towpath.store.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A delivery and the work it asks for. Identity, not value."""
+
+    work: Work
+    delivery: Delivery
+    envelope: Envelope | None = None
+    undecodable: DecodeError | None = None
+    lane: "Lane | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Messages of one key, partition, or a single message where nothing is ordered."""
+
+    id: Hashable
+    waiting: deque[Received] = field(default_factory=deque)
+    is_running: bool = False
+    is_held: bool = False
+
+
+class Lanes:
+    """Which message may start next. A lane is ready, running, held for a while, or gone."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._held: list[tuple[float, int, Lane]] = []
+        self._tie = count()
+        self._waiting_count = 0
+
+    def __len__(self) -> int:
+        """Messages that wait for their turn."""
+        return self._waiting_count
+
+    @property
+    def ready_count(self) -> int:
+        """Lanes whose head may start now."""
+        return len(self._ready)
+
+    def add(self, received: Received) -> None:
+        """Behind what its lane holds already."""
+        work = received.work
+        lane_id: Hashable = received if work.lane is None else (work.source, work.lane)
+        lane = self._lanes.get(lane_id)
+        if lane is None:
+            lane = self._lanes[lane_id] = Lane(lane_id)
+            self._ready.append(lane)
+        received.lane = lane
+        lane.waiting.append(received)
+        self._waiting_count += 1
+
+    def take(self, limit: int) -> list[Received]:
+        """Heads of at most `limit` ready lanes, which run from now on until `finish` or `hold`."""
+        heads: list[Received] = []
+        while self._ready and len(heads) < limit:
+            lane = self._ready.popleft()
+            if lane.waiting:
+                heads.append(lane.waiting.popleft())
+                self._waiting_count -= 1
+                lane.is_running = True
+            else:
+                self._lanes.pop(lane.id, None)
+        return heads
+
+    def finish(self, received: Received) -> None:
+        """The head is done; its lane's next may start."""
+        lane = _lane(received)
+        lane.is_running = False
+        if lane.waiting:
+            self._ready.append(lane)
+        else:
+            self._lanes.pop(lane.id, None)
+
+    def hold(self, received: Received, until: float) -> None:
+        """The head could not start: it stays the head, and its lane rests until the given instant."""
+        lane = _lane(received)
+        lane.is_running, lane.is_held = False, True
+        lane.waiting.appendleft(received)
+        self._waiting_count += 1
+        heapq.heappush(self._held, (until, next(self._tie), lane))
+
+    def release_due(self, now: float) -> float | None:
+        """Make rested lanes ready again. Returns the next instant one is due, None when none rests."""
+        while self._held and self._held[0][0] <= now:
+            _, _, lane = heapq.heappop(self._held)
+            lane.is_held = False
+            if lane.waiting:
+                self._ready.append(lane)
+            else:
+                self._lanes.pop(lane.id, None)
+        return self._held[0][0] if self._held else None
+
+    def remove(self, predicate: Callable[[Received], bool]) -> list[Received]:
+        """Take waiting messages out, in order; running ones are not touched."""
+        removed: list[Received] = []
+        for lane in self._lanes.values():
+            kept: deque[Received] = deque()
+            for received in lane.waiting:
+                (removed if predicate(received) else kept).append(received)
+            lane.waiting = kept
+        self._waiting_count -= len(removed)
+        return removed
+
+    def __iter__(self) -> Iterator[Received]:
+        """Everything that waits."""
+        return (received for lane in self._lanes.values() for received in lane.waiting)
+
+
+def _lane(received: Received) -> Lane:
+    if received.lane is None:
+        raise ValueError("this message was never added")
+    return received.lane

@@ -1,0 +1,68 @@
+"""One worker's life sign: the lease renewed once a beat, progress out, cancellations in."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from towpath.errors import LeaseLost, StoreUnavailable
+from towpath.store.work import Work
+from towpath.store.workers import WorkerStore
+
+
+class Membership:
+    """Renews until the lease is lost, which ends `run` with LeaseLost."""
+
+    def __init__(
+        self,
+        store: WorkerStore,
+        *,
+        lease_seconds: float,
+        beat_seconds: float,
+        on_cancel: Callable[[UUID], None],
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = beat_seconds
+        self._on_cancel = on_cancel
+        self._on_progress = on_progress
+        self._progress: dict[tuple[UUID, UUID], Mapping[str, object]] = {}
+
+    async def register(self) -> None:
+        """Begin the lease. Raises StoreUnavailable."""
+        await self._store.register()
+
+    def report(self, work: Work, progress: Mapping[str, object]) -> None:
+        """Goes out with the next beat; the latest wins."""
+        if work.token is not None:
+            self._progress[work.id, work.token] = progress
+
+    async def run(self) -> None:
+        """Beat for ever. Raises LeaseLost when the row has lapsed, or could not be renewed for a lease's time."""
+        renewed_at = _boot_seconds()
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            asked_at = _boot_seconds()
+            try:
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._store.beat()
+                renewed_at = asked_at
+                self._on_progress("database")
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._exchange()
+            except (StoreUnavailable, TimeoutError) as error:
+                if _boot_seconds() - renewed_at > self._lease_seconds:
+                    raise LeaseLost("the database was away for longer than the worker's lease") from error
+            self._on_progress("beat")
+
+    async def _exchange(self) -> None:
+        reports, self._progress = self._progress, {}
+        await self._store.report_progress(reports)
+        for task_id in await self._store.cancellations():
+            self._on_cancel(task_id)
+
+
+def _boot_seconds() -> float:
+    """Runs on while the machine sleeps, unlike the monotonic clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,330 @@
+"""One claimed message from its handler to a durable outcome."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Final
+
+from towpath.app import App
+from towpath.brokers.ports import Delivery
+from towpath.consumer.execution import Committed, Done, Dropped, Execution, Executor, Failed
+from towpath.consumer.intake import origin_of
+from towpath.consumer.policy import End, Wait, decide
+from towpath.consumer.settling import GroupCommit, until_available
+from towpath.crashpoints import CrashPoint, crash_point
+from towpath.errors import DecodeError
+from towpath.failures import Failure
+from towpath.messages import Envelope
+from towpath.states import TaskState, WaitingFor
+from towpath.store.claims import ClaimStore
+from towpath.store.settles import SettleStore
+from towpath.store.work import Standing, Work
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import Telemetry
+from towpath.telemetry.tracing import ProcessSpan, process_span
+
+log = event_logger(__name__)
+
+_TROUBLE_SECONDS: Final = 5.0
+
+
+class _Phase(Enum):
+    HANDLING = auto()
+    """The handler runs: it may be cancelled."""
+    SETTLING = auto()
+    """The outcome is on its way to the database: let it try its token."""
+    CANCELLED = auto()
+    """Somebody asked to cancel the task: it ends CANCELLED."""
+    HANDED_BACK = auto()
+    """The worker gives it up unspent."""
+
+
+class Runner:
+    """Runs claimed work of one worker and settles it, whatever happens."""
+
+    def __init__(
+        self,
+        app: App,
+        claims: ClaimStore,
+        settles: SettleStore,
+        group_commit: GroupCommit,
+        executor: Executor,
+        telemetry: Telemetry,
+        wake_due_after: Callable[[float], None],
+    ) -> None:
+        self._app = app
+        self._claims = claims
+        self._settles = settles
+        self._group_commit = group_commit
+        self._executor = executor
+        self._telemetry = telemetry
+        self._wake_due_after = wake_due_after
+        self._phases: dict[Work, _Phase] = {}
+        self._slots = {
+            type_: asyncio.Semaphore(handler.concurrency)
+            for type_, handler in app.handlers.items()
+            if handler.concurrency is not None
+        }
+
+    async def run(self, work: Work, max_deliveries: int, delivery: Delivery | None) -> bool:
+        """Handle and settle. True: the outcome is durable, its broker message may be acknowledged.
+
+        Only cancellation is raised, and then nothing was settled.
+        """
+        self._telemetry.add(names.TASKS_CLAIMED, 1, group=self._app.name, trigger=work.trigger)
+        began = time.monotonic()
+        self._phases[work] = _Phase.HANDLING
+        headers = work.headers if work.trace is None else (("traceparent", work.trace.encode()),)
+        try:
+            with process_span(
+                headers,
+                destination=work.source,
+                group=self._app.name,
+                message_id=work.id,
+                type_=work.type,
+                attempt=work.attempt + 1,
+                run_no=work.run_no,
+                trigger=work.trigger,
+            ) as span:
+                work.trace = work.trace or span.traceparent
+                execution = await self._execute(work, max_deliveries)
+                self._phases[work] = _Phase.SETTLING
+                crash_point(CrashPoint.HANDLED_BEFORE_SETTLE)
+                outcome = await self._settle(work, execution, span, delivery)
+        finally:
+            del self._phases[work]
+        self._telemetry.record(
+            names.PROCESS_DURATION,
+            time.monotonic() - began,
+            destination=work.source,
+            group=self._app.name,
+            type=work.type,
+            error_type=execution.failure.error_class if isinstance(execution, Failed) else None,
+        )
+        if outcome is None:
+            log.info("task.result_dropped", group=self._app.name, message_id=str(work.id), type=work.type)
+            standing = (await until_available(lambda: self._claims.standings([work.id])))[work.id]
+            return self.may_acknowledge(work, standing, None)
+        self._telemetry.add(names.TASKS_SETTLED, 1, group=self._app.name, type=work.type, outcome=outcome)
+        return True
+
+    async def _execute(self, work: Work, max_deliveries: int) -> Execution:
+        """The handler's result; cancellation on request becomes a failure of its own."""
+        if work.deliveries > max_deliveries:
+            return Failed(_exhausted_deliveries(work.deliveries - 1), 0)
+        if work.is_cancel_requested:
+            return Failed(_CANCELLED, 0)
+        slot = self._slots.get(work.type)
+        try:
+            if slot is None:
+                return await self._executor.execute(work)
+            async with slot:
+                return await self._executor.execute(work)
+        except asyncio.CancelledError:
+            if self._phases[work] is not _Phase.CANCELLED:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return Failed(_CANCELLED, 0)
+
+    def cancel(self, work: Work) -> bool:
+        """Whether its handler may be cancelled now, to end CANCELLED."""
+        if self._phases.get(work) is not _Phase.HANDLING:
+            return False
+        self._phases[work] = _Phase.CANCELLED
+        return True
+
+    def hand_back(self, work: Work) -> bool:
+        """Whether its handler may be cancelled now, to be handed back; False while it settles."""
+        if self._phases.get(work, _Phase.HANDLING) is _Phase.SETTLING:
+            return False
+        if work in self._phases:
+            self._phases[work] = _Phase.HANDED_BACK
+        return True
+
+    def may_acknowledge(self, work: Work, standing: Standing, envelope: Envelope | None) -> bool:
+        """Whether a message that was not won or lost its token needs no more of this member."""
+        if standing is Standing.MISSING and envelope is not None and envelope.body == "row":
+            log.warning("task.row_missing", group=self._app.name, message_id=str(work.id), type=work.type)
+            return True
+        return standing is Standing.SETTLED
+
+    async def bury(self, work: Work, error: Exception, delivery: Delivery) -> bool:
+        """A message that no claim can hold goes to the catalog as it is. False: try again later."""
+        cause = error if isinstance(error, DecodeError) else DecodeError("not_storable", str(error))
+        failure = self._app.classifier.classify(cause)
+        if not isinstance(error, DecodeError):
+            work.type, work.key, work.headers = "undecodable", None, ()
+        try:
+            await until_available(
+                lambda: self._settles.dead_on_arrival(work, failure, origin=origin_of(delivery))
+            )
+        except (
+            Exception
+        ) as trouble:  # the catalog refuses it: nothing is lost, the lane waits, a person is told
+            self._note_trouble(work, trouble)
+            await asyncio.sleep(_TROUBLE_SECONDS)
+            return False
+        self._note_death(work, failure, "decode")
+        crash_point(CrashPoint.BURIED_BEFORE_ACK)
+        return True
+
+    async def _settle(
+        self, work: Work, execution: Execution, span: ProcessSpan, delivery: Delivery | None
+    ) -> str | None:
+        """Make the outcome durable. Its name; None: the token is gone."""
+        match execution:
+            case Dropped():
+                return None
+            case Committed(state=state, promoted_count=promoted, reason_code=reason):
+                if promoted:
+                    self._wake_due_after(0.0)
+                return self._note_end(work, span, state, reason)
+            case Done(state=TaskState.SUCCEEDED):
+                try:
+                    if not await self._group_commit.settle(work, execution.result):
+                        return None
+                except Exception as error:  # noqa: BLE001 - the database refuses this row's result
+                    return await self._settle(
+                        work, Failed(self._app.classifier.classify(error)), span, delivery
+                    )
+                return self._note_end(work, span, TaskState.SUCCEEDED, None)
+            case Done(reason_code=reason):
+                failure = Failure(
+                    "reject", reason or "rejected", error_message=(execution.detail or "")[:1000]
+                )
+                return await self._settle(work, Failed(failure), span, delivery)
+            case Failed(failure=failure, tries=tries):
+                try:
+                    return await until_available(lambda: self._fail(work, failure, tries, span, delivery))
+                except Exception as trouble:  # noqa: BLE001 - loses nothing: the row goes back and comes again
+                    self._note_trouble(work, trouble)
+                    await asyncio.sleep(_TROUBLE_SECONDS)
+                    await until_available(lambda: self._settles.hand_back([work]))
+                    return None
+
+    async def _fail(
+        self, work: Work, failure: Failure, tries: int, span: ProcessSpan, delivery: Delivery | None
+    ) -> str | None:
+        span.failed(failure)
+        if failure is _CANCELLED:
+            return await self._end(work, TaskState.CANCELLED, failure, 0, span, delivery)
+        handler = self._app.handlers.get(work.type)
+        age = timedelta(seconds=work.age_seconds + time.monotonic() - work.claimed_at)
+        decision = decide(
+            failure,
+            self._app.retry if handler is None else handler.retry,
+            attempts_before=work.attempt,
+            version=work.version,
+            tries=tries,
+            age=age,
+        )
+        if isinstance(decision, End):
+            return await self._end(work, decision.state, failure, decision.spent, span, delivery)
+        return await self._wait(work, decision, failure, span)
+
+    async def _wait(self, work: Work, decision: Wait, failure: Failure, span: ProcessSpan) -> str | None:
+        seconds = decision.delay.total_seconds()
+        waits = await self._settles.wait(
+            work,
+            failure,
+            delay_seconds=seconds,
+            waiting_for=decision.waiting_for,
+            spent=decision.spent,
+            ageless_seconds=0.0 if decision.counts_towards_age else seconds,
+        )
+        if waits is None:
+            return None
+        crash_point(CrashPoint.WAITING_BEFORE_ACK)
+        self._wake_due_after(seconds)
+        span.retry_scheduled(decision.delay)
+        labels = {"group": self._app.name, "type": work.type}
+        if decision.waiting_for is WaitingFor.SNOOZE:
+            log.info(
+                "task.snoozed",
+                **labels,
+                message_id=str(work.id),
+                reason=failure.reason_code,
+                delay_seconds=round(seconds, 3),
+            )
+        else:
+            self._telemetry.add(names.TASK_RETRIES, 1, **labels, reason=failure.reason_code)
+            log.info(
+                "task.retry_scheduled",
+                **labels,
+                message_id=str(work.id),
+                attempt=waits.attempt,
+                reason=failure.reason_code,
+                delay_seconds=round(seconds, 3),
+                fingerprint=failure.fingerprint,
+            )
+        span.settled(decision.waiting_for.value, failure.reason_code)
+        return decision.waiting_for.value
+
+    async def _end(
+        self,
+        work: Work,
+        state: TaskState,
+        failure: Failure,
+        spent: int,
+        span: ProcessSpan,
+        delivery: Delivery | None,
+    ) -> str | None:
+        promoted = await self._settles.end(work, state, failure, spent=spent, origin=origin_of(delivery))
+        if promoted is None:
+            return None
+        if promoted:
+            self._wake_due_after(0.0)
+        if state is TaskState.DEAD:
+            self._note_death(work, failure, "handle")
+            crash_point(CrashPoint.BURIED_BEFORE_ACK)
+        return self._note_end(work, span, state, failure.reason_code)
+
+    def _note_end(self, work: Work, span: ProcessSpan, state: TaskState, reason: str | None) -> str:
+        outcome = state.value.lower()
+        span.settled(outcome, reason)
+        labels = {"group": self._app.name, "message_id": str(work.id), "type": work.type}
+        if state is TaskState.FAILED:
+            log.info("task.rejected", **labels, reason=reason)
+        elif state is TaskState.EXPIRED:
+            log.warning("task.expired", **labels)
+        return outcome
+
+    def _note_trouble(self, work: Work, trouble: Exception) -> None:
+        log.error(  # noqa: TRY400 - an event with its own error field, not a traceback
+            "task.settle_failed", exc=trouble, group=self._app.name, message_id=str(work.id), type=work.type
+        )
+
+    def _note_death(self, work: Work, failure: Failure, stage: str) -> None:
+        self._telemetry.add(
+            names.DEAD_LETTERS, 1, group=self._app.name, stage=stage, reason=failure.reason_code
+        )
+        log.warning(
+            "task.died",
+            group=self._app.name,
+            message_id=str(work.id),
+            type=work.type,
+            attempt=work.attempt + 1,
+            reason=failure.reason_code,
+            stage=stage,
+            fingerprint=failure.fingerprint,
+        )
+
+
+def _exhausted_deliveries(count: int) -> Failure:
+    return Failure(
+        kind="dead",
+        reason_code="deliveries_exhausted",
+        error_class="DeliveriesExhausted",
+        error_message=f"started {count} times without an outcome: its handler may kill the process",
+        fingerprint="deliveries_exhausted",
+    )
+
+
+_CANCELLED: Final = Failure(
+    "dead", "cancelled", error_class="Cancelled", error_message="cancelled on request"
+)

@@ -1,0 +1,144 @@
+"""What a handler is given besides its payload. The type carries the powers.
+
+A `Tx` has a session and no clock of its own; a `Call` has an idempotency key and no session, so a
+long handler cannot sit in a transaction by mistake.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from towpath.errors import UsageError
+from towpath.messages import Envelope, HeadersInput
+from towpath.outbox import Outbox
+
+IDEMPOTENCY_STEP_LIMIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which message this is and how often it was tried."""
+
+    message_id: UUID
+    key: str | None
+    attempt: int
+    """Counts from 1."""
+    run_no: int
+    """0, and one more for each rerun on purpose."""
+    envelope: Envelope
+    owner: str = ""
+
+
+class HandlerSession(AsyncSession):
+    """The session of one handler call. The engine ends its transaction, together with the task's state."""
+
+    async def commit(self) -> NoReturn:
+        """Refused: the engine commits."""
+        raise UsageError(
+            "tx.session.commit() is refused: the transaction commits together with the task's state when the "
+            "handler returns; return to commit, raise to roll back, or use session.begin_nested()"
+        )
+
+    async def rollback(self) -> NoReturn:
+        """Refused: raising rolls back."""
+        raise UsageError(
+            "tx.session.rollback() is refused: raise to roll back, or use session.begin_nested()"
+        )
+
+    async def end_with_commit(self) -> None:
+        """For the engine."""
+        await AsyncSession.commit(self)
+
+    async def end_with_rollback(self) -> None:
+        """For the engine."""
+        await AsyncSession.rollback(self)
+
+
+class Tx:
+    """The open transaction of a handler: its SQL, the task's state and emitted events commit together."""
+
+    __slots__ = ("_outbox", "attempt", "session")
+
+    def __init__(self, session: AsyncSession, attempt: Attempt, outbox: Outbox) -> None:
+        self.session = session
+        self.attempt = attempt
+        self._outbox = outbox
+
+    @property
+    def message_id(self) -> UUID:
+        """Stable over redelivery, retry and replay."""
+        return self.attempt.message_id
+
+    def emit(
+        self,
+        payload: object,
+        *,
+        key: str | None = None,
+        headers: HeadersInput | None = None,
+        destination: str | None = None,
+    ) -> UUID:
+        """Write an event that exists if and only if this transaction commits. Returns its message id."""
+        given = {"key": key} if key is not None else {}
+        return self._outbox.emit(self.session, payload, headers=headers, destination=destination, **given)
+
+
+class Settling(Protocol):
+    """How a `Call` settles inside its own transaction; the engine provides it."""
+
+    def __call__(self) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+
+class Call:
+    """An outside call with a stable key; no transaction is open while it runs."""
+
+    __slots__ = ("_outbox", "_report", "_settling", "attempt")
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        outbox: Outbox,
+        settling: Settling,
+        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+    ) -> None:
+        self.attempt = attempt
+        self._outbox = outbox
+        self._settling = settling
+        self._report = report
+
+    @property
+    def message_id(self) -> UUID:
+        """Stable over redelivery, retry and replay."""
+        return self.attempt.message_id
+
+    def idempotency_key(self, step: str | None = None) -> str:
+        """`message_id[:run_no][:step]`: the same on redelivery, retry and replay, new on a rerun.
+
+        Give each outside call of one handler a `step` of its own.
+        """
+        if step is not None and (not step or len(step) > IDEMPOTENCY_STEP_LIMIT or ":" in step):
+            raise UsageError(f"a step is 1 to {IDEMPOTENCY_STEP_LIMIT} characters without ':', got {step!r}")
+        run = f":{self.attempt.run_no}" if self.attempt.run_no else ""
+        return f"{self.message_id}{run}" + (f":{step}" if step else "")
+
+    async def progress(self, fraction: float, *, step: str | None = None) -> None:
+        """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins."""
+        if not 0.0 <= fraction <= 1.0:
+            raise UsageError(f"progress is a fraction from 0 to 1, got {fraction!r}")
+        reported = self._report({"fraction": fraction, **({"step": step} if step else {})})
+        if reported is not None:
+            await reported
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Tx]:
+        """A transaction that ends the task: what it writes commits together with SUCCEEDED.
+
+        At most once per call, as its last act. If the task was taken over meanwhile, everything is
+        rolled back and the handler's result is dropped.
+        """
+        async with self._settling() as session:
+            yield Tx(session, self.attempt, self._outbox)

@@ -1,0 +1,120 @@
+"""What an `App` knows of a handler, read from its signature when it is declared."""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from towpath.backoff import RetryPolicy
+from towpath.context import Call, Tx
+from towpath.errors import ConfigurationError, TowpathError
+from towpath.messages import Message, MessageSpec, spec_of
+
+
+AnyClass: TypeAlias = type[Any]
+
+
+class Effect(StrEnum):
+    """What a handler's effect is, and therefore how it is kept from happening twice."""
+
+    TRANSACTIONAL = "transactional"
+    IDEMPOTENT = "idempotent"
+
+
+CONTEXTS: Mapping[Effect, type] = {Effect.TRANSACTIONAL: Tx, Effect.IDEMPOTENT: Call}
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One handler of one consumer group."""
+
+    name: str
+    function: Callable[..., Any]
+    effect: Effect
+    type: str
+    destination: str
+    payload_class: AnyClass | None
+    """None: raw bytes."""
+    wants_message: bool
+    wants_context: bool
+    resources: Mapping[str, AnyClass]
+    """Keyword-only parameters and the types that are injected."""
+    retry: RetryPolicy
+    timeout: timedelta
+    concurrency: int | None = None
+    dependency: str | None = None
+    """Scope shared with other handlers of the same outside system."""
+    spec: MessageSpec | None = field(default=None, compare=False)
+
+
+class InvalidHandler(ConfigurationError):
+    """A handler's signature cannot be used; the message names the handler and the fix."""
+
+    code = "configuration.handler"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the parameters of a handler ask for."""
+
+    payload: Any
+    wants_message: bool
+    wants_context: bool
+    resources: Mapping[str, AnyClass]
+
+
+def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
+    """Check a handler's parameters. Raises InvalidHandler."""
+    name = function.__qualname__
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidHandler(f"{name} is a plain function: write `async def {function.__name__}`")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise InvalidHandler(f"{name}: an annotation cannot be resolved: {error}") from error
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    resources = {p.name: hints.get(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise InvalidHandler(f"{name}: *args and **kwargs cannot be injected")
+    if not 1 <= len(positional) <= 2:
+        raise InvalidHandler(
+            f"{name} takes {len(positional)} positional parameters: write (payload) or (payload, context)"
+        )
+    for parameter, annotation in resources.items():
+        if not isinstance(annotation, type):
+            raise InvalidHandler(f"{name}: the resource {parameter!r} needs a class as its annotation")
+    payload = hints.get(positional[0].name)
+    if payload is None:
+        raise InvalidHandler(f"{name}: annotate {positional[0].name!r} with the message class")
+    wants_context = len(positional) == 2
+    if wants_context and hints.get(positional[1].name) is not CONTEXTS[effect]:
+        raise InvalidHandler(
+            f"{name} is {effect.value}: its second parameter is annotated {CONTEXTS[effect].__name__}, "
+            f"not {getattr(hints.get(positional[1].name), '__name__', hints.get(positional[1].name))}"
+        )
+    wants_message = typing.get_origin(payload) is Message
+    if wants_message:
+        (payload,) = typing.get_args(payload)
+    return Signature(payload, wants_message, wants_context, typing.cast("Mapping[str, AnyClass]", resources))
+
+
+def message_of(
+    function: Callable[..., Any], payload: Any, type_: str | None, destination: str | None
+) -> tuple[str, str, MessageSpec | None]:
+    """Wire type, destination and declaration of a handler's payload. Raises InvalidHandler."""
+    name = function.__qualname__
+    if payload is bytes:
+        if type_ is None or destination is None:
+            raise InvalidHandler(f"{name} takes bytes: say type= and destination= in its decorator")
+        return type_, destination, None
+    try:
+        spec = spec_of(payload)
+    except TowpathError as error:
+        raise InvalidHandler(f"{name}: {error}") from error
+    if type_ not in (None, spec.type):
+        raise InvalidHandler(f"{name}: type={type_!r}, but {payload.__name__} is {spec.type!r}")
+    return spec.type, destination or spec.destination, spec
