@@ -48,6 +48,17 @@ _EVENTS: Final = (
     _event("broker.disconnected", "The client lost the broker and reconnects.", "group error"),
     _event("broker.partitions_assigned", "This member reads these.", "group partitions"),
     _event("broker.partitions_revoked", "These leave this member.", "group partitions seconds"),
+    _event("broker.drain_timed_out", "Work went on when its partitions left.", "group partitions"),
+    _event("broker.commit_failed", "Offsets were not committed; their messages come again.", "group error"),
+    _event(
+        "broker.leave_failed", "The member could not leave in order; the broker times it out.", "group error"
+    ),
+    _event(
+        "broker.offsets_restarted",
+        "A topic was made again or truncated; its records count as new.",
+        "partition offset expected_offset",
+    ),
+    _event("broker.intake_reduced", "Large messages: fewer are prefetched now.", "group queue prefetch"),
     _event(
         "task.retry_scheduled",
         "An attempt failed; it comes again.",

@@ -1,0 +1,1 @@
+"""Apache Kafka and brokers that speak its protocol, through aiokafka."""

@@ -1,0 +1,116 @@
+"""Creates and checks Kafka topics."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from aiokafka import errors as kafka
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from towpath.brokers.kafka.config import KafkaConfig
+from towpath.brokers.kafka.connection import connection_error
+from towpath.brokers.kafka.errors import describe, translate
+from towpath.brokers.ports import GroupTopology, dead_letter_address
+from towpath.errors import ConfigurationError, TopologyError
+
+_CLOSE_SECONDS: Final = 3.0
+_CLIENT_ERRORS: Final = (kafka.KafkaError, OSError, TimeoutError)
+
+
+def needed_topics(addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
+    """Every topic that these addresses and groups use, once each."""
+
+    def topics() -> Iterator[str]:
+        yield from addresses
+        for group in groups:
+            for address in group.addresses:
+                yield address
+                yield dead_letter_address(group.group, address)
+
+    return list(dict.fromkeys(topics()))
+
+
+class KafkaAdmin:
+    """The admin port. A topic's partition count and replication stay as they are once it exists."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._client: AIOKafkaAdminClient | None = None
+
+    async def apply(
+        self, addresses: Sequence[str], groups: Sequence[GroupTopology], *, partitions: int
+    ) -> list[str]:
+        """Create the topics that are missing, each with `partitions` partitions."""
+        existing = await self._topics()
+        missing = [topic for topic in needed_topics(addresses, groups) if topic not in existing]
+        return await self.create(missing, partitions)
+
+    async def create(self, topics: Sequence[str], partitions: int) -> list[str]:
+        """Create these topics; one that somebody else creates at the same moment is fine."""
+        if not topics:
+            return []
+        client = await self._connected()
+        new = [self._new_topic(topic, partitions) for topic in topics]
+        try:
+            response = await client.create_topics(new)
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+        created = []
+        for topic, code, *reason in response.topic_errors:
+            error_class = kafka.for_code(code)
+            if error_class is kafka.NoError:
+                created.append(f"created topic {topic} with {partitions} partitions")
+            elif error_class is not kafka.TopicAlreadyExistsError:
+                self._raise(topic, error_class(*[each for each in reason if each]))
+        return created
+
+    def _new_topic(self, name: str, partitions: int) -> NewTopic:
+        topic = NewTopic(name, partitions, 1)
+        # Its constructor does not know that -1 asks the broker for its default.
+        topic.replication_factor = self._config.replication_factor
+        return topic
+
+    @staticmethod
+    def _raise(topic: str, error: kafka.KafkaError) -> None:
+        ours = translate(error)
+        if isinstance(ours, ConfigurationError):
+            raise TopologyError(f"cannot create Kafka topic {topic!r}: {describe(error)}") from error
+        raise ours from error
+
+    async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
+        """One line for each topic that does not exist or may not be seen."""
+        existing = await self._topics()
+        return [
+            f"Kafka topic {topic} does not exist"
+            for topic in needed_topics(addresses, groups)
+            if topic not in existing
+        ]
+
+    async def _topics(self) -> set[str]:
+        client = await self._connected()
+        try:
+            return set(await client.list_topics())
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+
+    async def _connected(self) -> AIOKafkaAdminClient:
+        if self._client is None:
+            client = AIOKafkaAdminClient(**self._config.client)
+            try:
+                async with asyncio.timeout(self._config.request_timeout_seconds):
+                    await client.start()
+            except _CLIENT_ERRORS as error:
+                await client.close()
+                raise await connection_error(self._config, error) from error
+            self._client = client
+        return self._client
+
+    async def aclose(self) -> None:
+        """Close; bounded."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await client.close()
+            except _CLIENT_ERRORS:
+                return  # nothing is lost: an admin connection holds no state

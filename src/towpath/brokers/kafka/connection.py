@@ -1,0 +1,132 @@
+"""Starting and, above all, ending aiokafka's clients: the one module that reaches into their private parts.
+
+`AIOKafkaProducer.stop()` flushes, and closing a connection writes out what is buffered. After a
+publish deadline neither may happen: another relay may own the messages by then.
+"""
+
+# ruff: noqa: SLF001  the library's public methods flush; what this module is for cannot be done with them
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError
+
+from towpath.brokers.kafka.config import DEFAULT_PORT, KafkaConfig
+from towpath.brokers.kafka.errors import translate
+from towpath.errors import TowpathError
+
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_GRACE_SECONDS: Final = 2.0
+_SECURITY_ARGUMENTS: Final = (
+    "ssl_context",
+    "security_protocol",
+    "sasl_mechanism",
+    "sasl_plain_username",
+    "sasl_plain_password",
+    "sasl_kerberos_service_name",
+    "sasl_kerberos_domain_name",
+    "sasl_oauth_token_provider",
+)
+
+
+async def connection_error(config: KafkaConfig, error: BaseException) -> TowpathError:
+    """Why the cluster could not be reached: the client's bootstrap hides refused credentials and bad TLS."""
+    if not isinstance(error, (KafkaError, OSError, TimeoutError)):
+        return translate(error)
+    host, port = config.url.hosts[0]
+    chosen = {name: config.client[name] for name in _SECURITY_ARGUMENTS if name in config.client}
+    try:
+        async with asyncio.timeout(min(3.0, config.request_timeout_seconds)):
+            connection = await create_conn(host, port or DEFAULT_PORT, request_timeout_ms=3000, **chosen)
+    except (KafkaError, OSError, TimeoutError) as reason:
+        return translate(reason)
+    connection.close()
+    return translate(error)
+
+
+async def start_producer(config: KafkaConfig) -> AIOKafkaProducer:
+    """A connected producer. Raises BrokerUnavailable or ConfigurationError."""
+    producer = AIOKafkaProducer(**config.client, **config.producer)
+    try:
+        await producer.start()
+    except BaseException as error:
+        await bury(producer.client, end_producer(producer))
+        if isinstance(error, (KafkaError, OSError, TimeoutError)):
+            raise await connection_error(config, error) from error
+        raise
+    return producer
+
+
+def end_producer(producer: AIOKafkaProducer) -> list[asyncio.Task[Any]]:
+    """Stop at once: nothing that is buffered is written any more, here or in the kernel.
+
+    Returns the library's tasks, cancelled, for `bury`.
+    """
+    producer._closed = True
+    sender = producer._sender.sender_task
+    if sender is not None:
+        sender.cancel()
+    abort(producer.client)
+    return [] if sender is None else [sender]
+
+
+def end_consumer(consumer: AIOKafkaConsumer) -> list[asyncio.Task[Any]]:
+    """Stop at once without committing or leaving; returns the library's tasks, cancelled."""
+    consumer._closed = True
+    coordinator, fetcher = consumer._coordinator, consumer._fetcher
+    owners = (
+        (coordinator, "_coordination_task"),
+        (coordinator, "_heartbeat_task"),
+        (coordinator, "_commit_refresh_task"),
+        (fetcher, "_fetch_task"),
+    )
+    tasks = [getattr(owner, name, None) for owner, name in owners if owner is not None]
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    abort(consumer._client)
+    return running
+
+
+def abort(client: AIOKafkaClient) -> None:
+    """Reset every connection: unsent bytes are thrown away."""
+    for connection in list(client._conns.values()):
+        writer = connection._writer
+        if writer is not None:
+            sock = writer.get_extra_info("socket")
+            if sock is not None:
+                with contextlib.suppress(OSError):  # closed by the other side meanwhile
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            writer.transport.abort()
+        connection.close()
+
+
+async def bury_consumer(consumer: AIOKafkaConsumer) -> None:
+    """End a consumer without committing or leaving, and wait for its rest, bounded."""
+    await bury(consumer._client, end_consumer(consumer))
+
+
+async def bury(client: AIOKafkaClient, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for the rest of an ended client, bounded; never raises for a dead broker."""
+    waiting = list(tasks)
+    waiter = client._md_update_fut
+    synchronizer = client._sync_task
+    if synchronizer is not None:
+        synchronizer.cancel()
+        waiting.append(synchronizer)
+        client._sync_task = None
+    if waiter is not None and not waiter.done():
+        waiter.set_result(False)  # whoever waits for metadata would wait for ever
+    if waiting:
+        _, pending = await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+    abort(client)  # a connection that was being made meanwhile

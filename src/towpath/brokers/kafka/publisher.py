@@ -1,0 +1,288 @@
+"""Publishes windows to Kafka: one record batch per partition in flight, partitions in parallel.
+
+aiokafka keeps one request per partition on the wire in any case. What this adds is the wait for each
+batch's answer before the next batch of that partition is handed over: with several handed over at once
+a refused batch would be followed by an acknowledged one of the same key.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka import errors as kafka
+
+from towpath.brokers.kafka.admin import KafkaAdmin
+from towpath.brokers.kafka.config import RECORD_OVERHEAD_BYTES, KafkaConfig
+from towpath.brokers.kafka.connection import bury, end_producer, start_producer
+from towpath.brokers.kafka.errors import TOO_LARGE, translate
+from towpath.brokers.kafka.murmur2 import partition_of, positive_hash
+from towpath.brokers.ordering import OrderKey, order_key
+from towpath.brokers.ports import OutboundMessage, PublishResult
+from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused, TopologyError
+
+_UNLIMITED: Final = 1 << 30
+_METADATA_RETRY_SECONDS: Final = 0.25
+_CLIENT_ERRORS: Final = (kafka.KafkaError, kafka.IllegalOperation, OSError, TimeoutError)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What is still to be written to one partition, in order."""
+
+    topic: str
+    partition: int
+    pending: deque[int] = field(default_factory=deque)
+    batch_limit: int = _UNLIMITED
+
+
+class KafkaPublisher:
+    """The publisher port over one aiokafka producer, which is replaced after every failure."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._producer: AIOKafkaProducer | None = None
+        self._burials: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect. Raises BrokerUnavailable or ConfigurationError."""
+        try:
+            async with asyncio.timeout(self._config.request_timeout_seconds):
+                await self._connected()
+        except TimeoutError as error:
+            raise BrokerUnavailable("Kafka: no answer while connecting") from error
+
+    async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:
+        """Publish a window; what is settled when the time is over counts, the rest is unknown."""
+        result = PublishResult()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._publish(window, result)
+        except TimeoutError:
+            result.unavailable = BrokerUnavailable(f"Kafka: no answer within {timeout_seconds:g} s")
+        except BrokerUnavailable as error:
+            result.unavailable = error
+        except ConfigurationError as error:
+            result.configuration = error
+        except BaseException:
+            self._abandon()
+            raise
+        if result.unavailable is not None:
+            self._abandon()
+        if result.configuration is not None and not result.acknowledged and not result.refused:
+            raise result.configuration
+        return result
+
+    async def _publish(self, window: Sequence[OutboundMessage], result: PublishResult) -> None:
+        producer = await self._connected()
+        withheld: set[OrderKey] = set()
+        sendable = self._within_limits(window, withheld, result)
+        partition_counts = await self._partition_counts(producer, window, sendable, result)
+        lanes: dict[tuple[str, int], _Lane] = {}
+        for index in sendable:
+            message = window[index]
+            count = partition_counts.get(message.address)
+            if count is None:
+                continue
+            if message.key is None:
+                partition = positive_hash(message.message_id.bytes) % count
+            else:
+                partition = partition_of(message.key.encode(), count)
+            lane = lanes.setdefault((message.address, partition), _Lane(message.address, partition))
+            lane.pending.append(index)
+        await self._drain(list(lanes.values()), window, withheld, result)
+
+    def _within_limits(
+        self, window: Sequence[OutboundMessage], withheld: set[OrderKey], result: PublishResult
+    ) -> list[int]:
+        limit = self._config.max_message_bytes
+        sendable = []
+        for index, message in enumerate(window):
+            size = message.size_bytes + 8 * len(message.headers)
+            if size > limit + RECORD_OVERHEAD_BYTES // 2 or message.size_bytes > limit:
+                result.refused[index] = MessageRefused("too_large", f"{size} bytes, the limit is {limit}")
+                key = order_key(message)
+                if key is not None:
+                    withheld.add(key)
+            else:
+                sendable.append(index)
+        return sendable
+
+    async def _partition_counts(
+        self,
+        producer: AIOKafkaProducer,
+        window: Sequence[OutboundMessage],
+        sendable: Sequence[int],
+        result: PublishResult,
+    ) -> dict[str, int]:
+        """Partitions by topic; the topics that do not exist are left out and noted in the result."""
+        counts: dict[str, int] = {}
+        missing: list[str] = []
+        cluster = producer.client.cluster
+        for topic in dict.fromkeys(window[index].address for index in sendable):
+            partitions = cluster.partitions_for_topic(topic)
+            if partitions:
+                counts[topic] = len(partitions)
+            else:
+                missing.append(topic)
+        try:
+            for topic in await self._existing(producer, missing):
+                counts[topic] = len(await producer.partitions_for(topic))
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+        absent = [topic for topic in missing if topic not in counts]
+        if absent:
+            result.configuration = TopologyError(
+                f"Kafka topic {absent[0]!r} does not exist or may not be seen: create it (towpath broker "
+                "apply), or set the broker option create_topics: true"
+            )
+        return counts
+
+    async def _existing(self, producer: AIOKafkaProducer, topics: list[str]) -> list[str]:
+        """Which of these topics exist, asked in a way that never creates one by accident."""
+        if not topics:
+            return []
+        for is_last in (False, True):
+            known = (await producer.client.fetch_all_metadata()).topics()
+            existing = [topic for topic in topics if topic in known]
+            if len(existing) == len(topics) or is_last:
+                return existing
+            if self._config.is_creating_topics:
+                admin = KafkaAdmin(self._config)
+                try:
+                    await admin.create(
+                        [topic for topic in topics if topic not in known], self._config.partitions
+                    )
+                finally:
+                    await admin.aclose()
+            await asyncio.sleep(_METADATA_RETRY_SECONDS)  # a topic made a moment ago spreads among brokers
+        raise AssertionError("unreachable")
+
+    async def _drain(
+        self,
+        lanes: list[_Lane],
+        window: Sequence[OutboundMessage],
+        withheld: set[OrderKey],
+        result: PublishResult,
+    ) -> None:
+        """Write every lane to its end; a batch refused as a whole comes again in halves.
+
+        A refused batch leaves a hole in an idempotent producer's sequence, so the halves go through
+        a new producer.
+        """
+        while lanes:
+            producer = await self._connected()
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._drain_lane(producer, lane, window, withheld, result))
+                    for lane in lanes
+                ]
+            if result.unavailable is not None:
+                return
+            lanes = [lane for lane, task in zip(lanes, running, strict=True) if not task.result()]
+            if lanes:
+                self._abandon()
+
+    async def _drain_lane(
+        self,
+        producer: AIOKafkaProducer,
+        lane: _Lane,
+        window: Sequence[OutboundMessage],
+        withheld: set[OrderKey],
+        result: PublishResult,
+    ) -> bool:
+        """Write one lane; False when a batch was refused and the producer must be replaced."""
+        while lane.pending:
+            batch = producer.create_batch()
+            taken = _fill(batch, lane, window, withheld)
+            if not taken:
+                return True
+            try:
+                answer = await producer.send_batch(batch, lane.topic, partition=lane.partition)
+                await answer
+            except _CLIENT_ERRORS as error:
+                is_poisoned = isinstance(error, kafka.UnknownError) and any(
+                    window[index].key is None for index in taken
+                )  # an unkeyed record in a compacted topic is refused with a code the client does not know
+                if not is_poisoned and not isinstance(error, (*TOO_LARGE, kafka.CorruptRecordException)):
+                    _note(error, result)
+                    return True
+                _split(taken, lane, window, withheld, result, error)
+                return False
+            result.acknowledged.update(taken)
+            lane.batch_limit = min(_UNLIMITED, lane.batch_limit * 2)
+        return True
+
+    async def _connected(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            self._producer = await start_producer(self._config)
+        return self._producer
+
+    def _abandon(self) -> None:
+        """Close at once without flushing; what remains of the producer is buried in the background."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        burial = asyncio.create_task(bury(producer.client, end_producer(producer)))
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    async def aclose(self) -> None:
+        """Close; there is nothing to flush, since `publish` returns only with everything settled."""
+        self._abandon()
+        if self._burials:
+            await asyncio.wait(self._burials)
+
+
+def _fill(batch: Any, lane: _Lane, window: Sequence[OutboundMessage], withheld: set[OrderKey]) -> list[int]:
+    """Move messages from the lane into the batch while it takes them; their indexes."""
+    taken: list[int] = []
+    published_at_ms = int(time.time() * 1000)
+    while lane.pending and len(taken) < lane.batch_limit:
+        index = lane.pending[0]
+        message = window[index]
+        if withheld and order_key(message) in withheld:
+            lane.pending.popleft()
+            continue
+        key = None if message.key is None else message.key.encode()
+        headers = list(message.headers)
+        if batch.append(timestamp=published_at_ms, key=key, value=message.payload, headers=headers) is None:
+            break
+        taken.append(lane.pending.popleft())
+    return taken
+
+
+def _split(
+    taken: list[int],
+    lane: _Lane,
+    window: Sequence[OutboundMessage],
+    withheld: set[OrderKey],
+    result: PublishResult,
+    error: BaseException,
+) -> None:
+    """Refuse a lone message, or put a refused batch back to be tried in halves."""
+    if len(taken) > 1:
+        lane.pending.extendleft(reversed(taken))
+        lane.batch_limit = len(taken) // 2
+        return
+    index = taken[0]
+    refusal = translate(error)
+    if not isinstance(refusal, MessageRefused):
+        refusal = MessageRefused("invalid_record", str(refusal))
+    result.refused[index] = refusal
+    key = order_key(window[index])
+    if key is not None:
+        withheld.add(key)
+
+
+def _note(error: BaseException, result: PublishResult) -> None:
+    """An error that is not one message's fault, into the result."""
+    ours = translate(error)
+    ours.__cause__ = error
+    if isinstance(ours, ConfigurationError):
+        result.configuration = ours
+    else:
+        result.unavailable = ours if isinstance(ours, BrokerUnavailable) else BrokerUnavailable(str(ours))

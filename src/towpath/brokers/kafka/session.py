@@ -1,0 +1,292 @@
+"""One consumer of aiokafka from its bootstrap to its end.
+
+The poll task is never cancelled while the consumer lives: a cancelled `getmany` spoils the library's
+bookkeeping. It looks at a flag between polls; only when the consumer is thrown away is it cancelled.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import errors as kafka
+from aiokafka.structs import OffsetAndMetadata
+
+from towpath.brokers.intake import Intake
+from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, partition_name
+from towpath.brokers.kafka.config import KafkaConfig
+from towpath.brokers.kafka.connection import bury_consumer, connection_error
+from towpath.brokers.kafka.errors import describe, translate
+from towpath.brokers.ports import RevocationListener, Subscription
+from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
+from towpath.telemetry.logging import event_logger
+
+_log: Final = event_logger(__name__)
+_CLIENT_ERRORS: Final = (
+    kafka.KafkaError,
+    kafka.ConsumerStoppedError,
+    kafka.IllegalOperation,
+    UnassignedRecord,
+    OSError,
+    TimeoutError,
+)
+_NOWHERE: Final = TopicPartition("towpath-nothing", 0)
+"""Polled while the intake is full: surfaces errors and leaves the prefetched records where they are.
+(Pausing the partitions would throw them away.)"""
+_POLL_MS: Final = 200
+_POLL_RECORDS: Final = 500
+_COMMIT_SECONDS: Final = 5.0
+_DRAIN_SHARE: Final = 0.6
+_PROBE_SECONDS: Final = 3.0
+_ALIVE_SECONDS: Final = 6.0
+_STALL_SECONDS: Final = 60.0
+
+
+class ConsumerSession:
+    """A consumer with its poll, commit and watch tasks."""
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        subscription: Subscription,
+        intake: Intake,
+        assignments: Assignments,
+        listener: RevocationListener,
+    ) -> None:
+        self._config = config
+        self._subscription = subscription
+        self._intake = intake
+        self._assignments = assignments
+        self._listener = listener
+        self._consumer: AIOKafkaConsumer | None = None
+        self._commit_lock = asyncio.Lock()
+        self._is_closing = False
+        self._joined_at: float | None = None
+        self._opened_at = time.monotonic()
+        self._answered_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a consumer."""
+        return self._consumer is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the group was joined and the broker answered within the last seconds."""
+        return self._joined_at is not None and time.monotonic() - self._answered_at < _ALIVE_SECONDS
+
+    async def open(self) -> None:
+        """Connect, check the topics, begin to join. Raises BrokerUnavailable or ConfigurationError."""
+        consumer = AIOKafkaConsumer(
+            group_id=self._subscription.group,
+            fetch_max_bytes=max(1_048_576, min(52_428_800, self._subscription.max_in_flight_bytes)),
+            **{**self._config.client, **self._config.consumer},
+        )
+        self._consumer = consumer
+        try:
+            async with asyncio.timeout(self._config.request_timeout_seconds):
+                await consumer.start()
+                known = await consumer.topics()
+        except _CLIENT_ERRORS as error:
+            await self.abandon()
+            raise await connection_error(self._config, error) from error
+        except BaseException:
+            await self.abandon()
+            raise
+        missing = [address for address in self._subscription.addresses if address not in known]
+        if missing:
+            await self.abandon()
+            raise TopologyError(
+                f"Kafka topic {missing[0]!r} does not exist or may not be seen: "
+                "create it (towpath broker apply)"
+            )
+        self._opened_at = self._answered_at = time.monotonic()
+        consumer.subscribe(list(self._subscription.addresses), listener=_Rebalance(self))
+
+    async def poll(self, closing: asyncio.Event) -> None:
+        """Run until `closing`; raises BrokerUnavailable or ConfigurationError when the session is over."""
+        consumer = self._consumer
+        if consumer is None:
+            raise BrokerUnavailable("Kafka: the consumer is not open")
+        tasks = [
+            asyncio.create_task(self._poll(consumer, closing), name="kafka-poll"),
+            asyncio.create_task(self._commit_regularly(), name="kafka-commit"),
+            asyncio.create_task(self._watch(consumer), name="kafka-watch"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except _CLIENT_ERRORS as error:
+            ours = translate(error)
+            if isinstance(ours, (BrokerUnavailable, ConfigurationError)):
+                raise ours from error
+            raise BrokerUnavailable(str(ours)) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _poll(self, consumer: AIOKafkaConsumer, closing: asyncio.Event) -> None:
+        is_full = False
+        while not closing.is_set():
+            is_full = self._intake.is_full or (is_full and not self._intake.has_room)
+            if is_full:
+                await self._intake.wait_for_room(timeout_seconds=_POLL_MS / 1000)
+                await consumer.getmany(_NOWHERE)
+                continue
+            wanted = max(1, min(_POLL_RECORDS, self._intake.free_count))
+            fetched = await consumer.getmany(timeout_ms=_POLL_MS, max_records=wanted)
+            # Nothing may be awaited from here on: a rebalance could come between a record and its epoch.
+            for records in fetched.values():
+                for record in records:
+                    self._assignments.arrive(record)
+            if fetched:
+                await asyncio.sleep(0)
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.commit_interval_seconds)
+            await self.commit(timeout_seconds=_COMMIT_SECONDS)
+
+    async def commit(self, *, timeout_seconds: float) -> None:
+        """Commit the watermarks that moved. A failure is logged: what is not committed comes again.
+
+        Raises ConfigurationError where this user may not commit at all.
+        """
+        consumer = self._consumer
+        if consumer is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_seconds), self._commit_lock:
+                offsets = self._assignments.committable()
+                if not offsets:
+                    return
+                marks = {each: OffsetAndMetadata(offset, "") for each, offset in offsets.items()}
+                await consumer.commit(marks)
+                self._assignments.committed(offsets)
+                self._answered_at = time.monotonic()
+        except _CLIENT_ERRORS as error:
+            ours = translate(error)
+            _log.info("broker.commit_failed", group=self._subscription.group, error=describe(error))
+            if isinstance(ours, ConfigurationError):
+                raise ours from error
+
+    def seek_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions again from the given offsets on."""
+        consumer = self._consumer
+        for topic_partition, offset in offsets.items():
+            try:
+                if consumer is not None:
+                    consumer.seek(topic_partition, offset)
+            except kafka.IllegalStateError:  # revoked meanwhile: not committed, so its next owner reads it
+                continue
+
+    async def _watch(self, consumer: AIOKafkaConsumer) -> None:
+        """Find out whether the broker still answers; raise when the consumer no longer makes progress."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            fetched_at = self._last_fetch_at(consumer)
+            self._answered_at = max(self._answered_at, fetched_at)
+            if now - self._answered_at < _ALIVE_SECONDS / 2:
+                continue
+            try:
+                async with asyncio.timeout(_PROBE_SECONDS):
+                    await consumer.topics()
+            except _CLIENT_ERRORS:
+                continue  # away: the library reconnects by itself, and `is_alive` tells meanwhile
+            self._answered_at = time.monotonic()
+            self._raise_if_stalled(max(fetched_at, self._joined_at or 0.0))
+
+    def _last_fetch_at(self, consumer: AIOKafkaConsumer) -> float:
+        """When the broker last answered a fetch, on the monotonic clock; 0 when it never did."""
+        assigned = consumer.assignment()
+        stamps = [
+            consumer.last_poll_timestamp(each) for each in self._assignments.partitions if each in assigned
+        ]
+        known = [stamp for stamp in stamps if stamp is not None]
+        if not known:
+            return 0.0
+        age = max(0.0, time.time() - float(max(known)) / 1000)
+        return time.monotonic() - age
+
+    def _raise_if_stalled(self, progress_at: float) -> None:
+        now = time.monotonic()
+        if self._joined_at is None:
+            if now - self._opened_at > 3 * self._config.rebalance_timeout_seconds:
+                raise BrokerUnavailable("Kafka: the group could not be joined, starting anew")
+        elif self._assignments.partitions and not self._intake.is_full and now - progress_at > _STALL_SECONDS:
+            raise BrokerUnavailable("Kafka: the consumer stopped fetching, starting anew")
+
+    async def revoking(self) -> None:
+        """Drain within its share of the rebalance timeout, commit, hold nothing."""
+        names = self._assignments.begin_revoking()
+        started_at = time.monotonic()
+        try:
+            if names and not self._is_closing:
+                budget = self._config.rebalance_timeout_seconds * _DRAIN_SHARE
+                async with asyncio.timeout(budget + 1.0):
+                    await self._listener.revoking(names, timeout_seconds=budget)
+        except TimeoutError:
+            _log.warning("broker.drain_timed_out", group=self._subscription.group, partitions=sorted(names))
+        finally:
+            try:
+                budget = min(_COMMIT_SECONDS, self._config.rebalance_timeout_seconds / 10)
+                await self.commit(timeout_seconds=budget)
+            finally:
+                self._assignments.clear()
+                self._joined_at = None
+                self._opened_at = time.monotonic()
+                if names:
+                    _log.info(
+                        "broker.partitions_revoked",
+                        group=self._subscription.group,
+                        partitions=sorted(names),
+                        seconds=round(self._opened_at - started_at, 3),
+                    )
+
+    def assigned(self, topic_partitions: set[TopicPartition]) -> None:
+        """Hold these under a new epoch."""
+        self._assignments.assign(topic_partitions)
+        names = sorted(partition_name(each) for each in topic_partitions)
+        _log.info("broker.partitions_assigned", group=self._subscription.group, partitions=names)
+        self._joined_at = self._answered_at = time.monotonic()
+
+    async def close(self) -> None:
+        """Commit, leave, close; bounded, never raises for a dead broker."""
+        self._is_closing = True
+        try:
+            await self.commit(timeout_seconds=_COMMIT_SECONDS)
+        except ConfigurationError as error:
+            _log.warning("broker.commit_failed", group=self._subscription.group, error=str(error))
+        consumer = self._consumer
+        if consumer is not None:
+            try:
+                async with asyncio.timeout(_COMMIT_SECONDS):
+                    await consumer.stop()
+            except _CLIENT_ERRORS as error:
+                _log.info("broker.leave_failed", group=self._subscription.group, error=describe(error))
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Throw the consumer away without committing or leaving; bounded."""
+        consumer, self._consumer = self._consumer, None
+        self._joined_at = None
+        self._assignments.clear()
+        if consumer is not None:
+            await bury_consumer(consumer)
+
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # the library is not typed
+    """Carries the library's callbacks to the session. They run in the coordinator's task."""
+
+    def __init__(self, session: ConsumerSession) -> None:
+        self._session = session
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:  # noqa: ARG002
+        await self._session.revoking()
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        self._session.assigned(assigned)
