@@ -138,7 +138,7 @@ comment on column towpath.task_event.run_no is 'Rerun it belongs to.';
 comment on column towpath.task_event.due_at is 'When it was to run next.';
 comment on column towpath.task_event.reason_code is 'Stable reason.';
 comment on column towpath.task_event.error_class is 'Class of the error.';
-comment on column towpath.task_event.error_message is 'Its message, truncated and redacted.';
+comment on column towpath.task_event.error_message is 'Its message, truncated and redacted; of operator actions: the reason they gave.';
 comment on column towpath.task_event.worker is 'The worker that reported it.';
 comment on column towpath.task_event.actor is 'The person that did it, for operator actions.';
 comment on column towpath.task_event.trace is 'W3C traceparent of the attempt.';

@@ -285,9 +285,35 @@ create table towpath.audit (
 
 -- Producing from any language -------------------------------------------------------------------
 
+-- A crash after an asynchronous commit could lose a row that was published already.
 create function towpath.raise_synchronous_commit() returns void
   language sql volatile as
   $$ select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off' $$;
+
+-- Headers as a caller writes them, an object of texts or an array of pairs, to the array of pairs
+-- that is stored; an error for anything else and for the names that towpath writes itself.
+create function towpath.header_pairs(headers json) returns json
+  language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+declare
+  pairs json := headers;
+begin
+  if json_typeof(headers) = 'object' then
+    select coalesce(json_agg(json_build_array(h.key, h.value)), '[]') into pairs from json_each_text(headers) h;
+  end if;
+  if json_typeof(pairs) <> 'array' or exists (
+    select from json_array_elements(pairs) h
+    where case
+      when json_typeof(h) <> 'array' or json_array_length(h) <> 2 then true
+      when json_typeof(h -> 0) <> 'string' or (h ->> 0) !~ '^[\x20-\x7e]{1,128}$' then true
+      when json_typeof(h -> 1) = 'string' or json_typeof(h -> 1 -> 'b64') = 'string'
+        then (h ->> 0) ~* '^(ce_.*|towpath-.*|content-type)$'
+      else true end)
+  then
+    raise exception 'malformed towpath headers' using errcode = 'invalid_parameter_value',
+      hint = 'Write {"name": "text"} or [["name", "text"], ["name", {"b64": "..."}]]; ce_*, towpath-* and content-type are reserved.';
+  end if;
+  return pairs;
+end $$;
 
 create function towpath.emit(
   destination text, type text, payload bytea, key text default null,
@@ -296,7 +322,8 @@ create function towpath.emit(
   language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   select towpath.raise_synchronous_commit();
   insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
-    values (towpath.shard(destination, key, message_id), message_id, 'event', destination, type, key, content_type, headers, payload)
+    values (towpath.shard(destination, key, message_id), message_id, 'event', destination, type, key, content_type,
+            towpath.header_pairs(headers), payload)
     returning outbox.message_id;
 $$;
 
@@ -308,23 +335,30 @@ create function towpath.accept_task(
   out task_id uuid, out created boolean, out same_body boolean
 )
   language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
 begin
   perform towpath.raise_synchronous_commit();
-  insert into towpath.task (consumer_group, id, type, kind, source, key, owner, request_hash, state, held_by,
-                            deadline_at, payload, content_type, headers, trace, shard, xid)
-    values (accept_task.consumer_group, accept_task.id, accept_task.type, 'task',
-            coalesce((select d.address from towpath.destination d where d.name = accept_task.destination), accept_task.destination),
-            accept_task.key, accept_task.owner, accept_task.request_hash, 'ACCEPTED', 'broker',
-            accept_task.deadline_at, accept_task.payload, accept_task.content_type, accept_task.headers, accept_task.trace,
-            towpath.shard(accept_task.destination, accept_task.key, accept_task.id), pg_current_xact_id())
-    on conflict (consumer_group, owner, request_hash) where request_hash is not null do nothing;
-  if found then
-    task_id := accept_task.id; created := true; same_body := true;
-  else
-    select t.id, false, t.payload = accept_task.payload and t.type = accept_task.type
+  loop
+    insert into towpath.task (consumer_group, id, type, kind, source, key, owner, request_hash, state, held_by,
+                              deadline_at, payload, content_type, headers, trace, shard, xid)
+      values (accept_task.consumer_group, accept_task.id, accept_task.type, 'task',
+              coalesce((select d.address from towpath.destination d where d.name = accept_task.destination), accept_task.destination),
+              accept_task.key, accept_task.owner, accept_task.request_hash, 'ACCEPTED', 'broker',
+              accept_task.deadline_at, accept_task.payload, accept_task.content_type, accept_task.headers, accept_task.trace,
+              towpath.shard(accept_task.destination, accept_task.key, accept_task.id), pg_current_xact_id())
+      on conflict (consumer_group, owner, request_hash) where request_hash is not null do nothing;
+    if found then
+      task_id := accept_task.id; created := true; same_body := true;
+      return;
+    end if;
+    select t.id, false, t.type = accept_task.type and coalesce(t.payload = accept_task.payload, true)
       into task_id, created, same_body
       from towpath.task t
       where t.consumer_group = accept_task.consumer_group and t.owner = accept_task.owner
         and t.request_hash = accept_task.request_hash;
-  end if;
+    if found then
+      return;
+    end if;
+    -- The first one expired between the two statements.
+  end loop;
 end $$;

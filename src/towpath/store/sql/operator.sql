@@ -1,0 +1,215 @@
+-- Statements of operators' tools. Lock order in every transaction: key gates, then task rows, then dead letters, each
+-- sorted; the engines keep the same order. Filters: $1 groups, $2 types, $3 reason codes, $4 fingerprints, $5 stages,
+-- $6 keys, $7 catalog ids, $8 message ids (each null: any), $9 not before and $10 before (of the last death).
+
+-- name: clock
+select towpath.clock()
+
+-- name: list_dead_letters
+-- The newest first, below id $12 (null: from the newest); states $11 (null: any). Takes no locks; walks the primary
+-- key backwards, or dead_letter_open.
+select d.id, d.consumer_group, d.message_id, d.stage, d.state, d.type, d.kind, d.source, d.key, d.position,
+       d.reason_code, d.error_class, d.error_message, d.fingerprint, d.attempts, d.death_count, d.replay_count,
+       d.followers_passed, octet_length(d.payload) as payload_bytes, d.content_type, d.trace, d.copy_error,
+       d.first_dead_at, d.last_dead_at, d.closed_at
+  from towpath.dead_letter d
+ where ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
+   and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
+   and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
+   and ($7::bigint[] is null or d.id = any($7)) and ($8::uuid[] is null or d.message_id = any($8))
+   and ($9::timestamptz is null or d.last_dead_at >= $9) and ($10::timestamptz is null or d.last_dead_at < $10)
+   and ($11::text[] is null or d.state = any($11)) and ($12::bigint is null or d.id < $12)
+ order by d.id desc limit $13
+
+-- name: summarise_dead_letters
+-- Causes of the open ones, the most frequent first, at most $11. Takes no locks; reads every open row.
+select d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint, count(*) as count,
+       count(distinct d.key) as keys, min(d.first_dead_at) as first_dead_at, max(d.last_dead_at) as last_dead_at,
+       max(d.replay_count) as replay_count, max(d.id) as sample_id,
+       (array_agg(d.error_message order by d.id desc))[1] as error_message
+  from towpath.dead_letter d
+ where d.state = 'open'
+   and ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
+   and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
+   and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
+   and ($7::bigint[] is null or d.id = any($7)) and ($8::uuid[] is null or d.message_id = any($8))
+   and ($9::timestamptz is null or d.last_dead_at >= $9) and ($10::timestamptz is null or d.last_dead_at < $10)
+ group by d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint
+ order by count(*) desc, d.consumer_group, d.fingerprint limit $11
+
+-- name: plan_dead_letters
+-- The open ones in the order of their release: lanes by their oldest death, messages of a lane by position. Takes no
+-- locks; read through a cursor.
+select d.id, d.consumer_group, d.stage, d.type, d.reason_code, d.replay_count
+  from towpath.dead_letter d
+  left join towpath.task t on t.consumer_group = d.consumer_group and t.id = d.message_id
+  cross join lateral (select coalesce(t.lane, case d.stage when 'publish' then d.key end) as name) lane
+ where d.state = 'open'
+   and ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
+   and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
+   and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
+   and ($7::bigint[] is null or d.id = any($7)) and ($8::uuid[] is null or d.message_id = any($8))
+   and ($9::timestamptz is null or d.last_dead_at >= $9) and ($10::timestamptz is null or d.last_dead_at < $10)
+ order by d.consumer_group,
+          min(d.id) over (partition by d.consumer_group, d.source, lane.name, case when lane.name is null then d.id end),
+          d.position nulls first, d.id
+
+-- name: show_dead_letter
+-- One, by catalog id $1 or message id $2; with the state of its task. Indexes: the primary keys; by message id it
+-- reads the unique key of every group.
+select d.*, t.state as task_state, t.version as task_version
+  from towpath.dead_letter d
+  left join towpath.task t on t.consumer_group = d.consumer_group and t.id = d.message_id
+ where ($1::bigint is null or d.id = $1) and ($2::uuid is null or d.message_id = $2)
+ order by d.id
+
+-- name: lanes_of_dead_letters
+-- The dead tasks behind dead letters $2 of group $1, before anything is locked.
+select t.id, t.source, t.lane, t.position
+  from towpath.dead_letter d join towpath.task t on t.consumer_group = d.consumer_group and t.id = d.message_id
+ where d.consumer_group = $1 and d.id = any($2::bigint[]) and d.state = 'open' and t.state = 'DEAD'
+ order by t.position nulls first, d.id
+
+-- name: lock_replay_gates
+-- Lock the gate of each lane, made with our message at its head where there was none. In gate order.
+insert into towpath.key_gate as g (consumer_group, source, lane, head)
+select $1, x.source, x.lane, x.head from unnest($2::text[], $3::text[], $4::uuid[]) x(source, lane, head)
+ order by x.source, x.lane
+on conflict (consumer_group, source, lane) do update set head = g.head
+returning g.source, g.lane, g.head, g.xmax = 0 as is_new
+
+-- name: lock_dead_tasks
+-- Index: primary key.
+select t.id from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state = 'DEAD'
+ order by t.id for update
+
+-- name: lock_open_dead_letters
+-- Index: primary key.
+select d.id, d.message_id, d.type, d.source, d.trace from towpath.dead_letter d
+ where d.id = any($1::bigint[]) and d.state = 'open' and d.consumer_group = $2
+   and ($3::integer is null or d.replay_count < $3)
+ order by d.id for update
+
+-- name: move_replay_gate
+-- Under the gate's lock.
+update towpath.key_gate set head = $4 where consumer_group = $1 and source = $2 and lane = $3
+
+-- name: drop_replay_gate
+-- Under the gate's lock; it was made in this transaction and nothing moved.
+delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane = $3
+
+-- name: revive_tasks
+-- DEAD to WAITING, due now, or PARKED unless among the heads $3. A new life: attempts and age begin again, and a
+-- deadline that has passed no longer counts. What the row does not hold comes from its dead letter. Both are locked;
+-- indexes: primary key and the unique key of dead_letter.
+update towpath.task t
+   set state = case when t.id = any($3::uuid[]) then 'WAITING' else 'PARKED' end,
+       due_at = case when t.id = any($3::uuid[]) then towpath.clock() end,
+       waiting_for = case when t.id = any($3::uuid[]) then 'replay' end,
+       attempt = 0, deliveries = 0, started_at = null, finished_at = null, held_by = 'database',
+       worker = null, token = null, effect_state = null, cancel_requested = false,
+       deadline_at = case when t.deadline_at > towpath.clock() then t.deadline_at end,
+       payload = coalesce(t.payload, d.payload), content_type = coalesce(t.content_type, d.content_type),
+       headers = coalesce(t.headers, d.headers), trace = coalesce(t.trace, d.trace),
+       key = coalesce(t.key, d.key), position = coalesce(t.position, d.position),
+       version = t.version + 1, updated_at = towpath.clock()
+  from towpath.dead_letter d
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state = 'DEAD'
+   and d.consumer_group = t.consumer_group and d.message_id = t.id and d.state = 'open'
+returning t.id, t.state, t.version, t.run_no, t.due_at
+
+-- name: republish
+-- Refused messages go back through the outbox under their own id, in the order of their first try. Index: primary key.
+insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+select towpath.shard(d.source, d.key, d.message_id), d.message_id, coalesce(d.kind, 'event'), d.source,
+       coalesce(d.type, 'unknown'), d.key, coalesce(d.content_type, 'application/octet-stream'), d.headers, d.payload
+  from towpath.dead_letter d where d.id = any($1::bigint[]) and d.state = 'open'
+ order by d.position nulls first, d.id
+
+-- name: close_dead_letters
+-- open to $2, where it is still open. Index: primary key.
+update towpath.dead_letter d
+   set state = $2, closed_at = towpath.clock(), replay_count = d.replay_count + case $2 when 'replayed' then 1 else 0 end
+ where d.id = any($1::bigint[]) and d.state = 'open'
+returning d.id
+
+-- name: record_moves
+-- One line of history for each task moved.
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no, due_at,
+                                error_message, actor)
+select $1, x.id, $2, 'DEAD', x.to_state, x.version, 0, x.run_no, x.due_at, $8, $9
+  from unnest($3::uuid[], $4::text[], $5::integer[], $6::integer[], $7::timestamptz[])
+       x(id, to_state, version, run_no, due_at)
+
+-- name: raise_synchronous_commit
+select towpath.raise_synchronous_commit()
+
+-- name: begin_audit
+insert into towpath.audit (actor, action, reason, filter, counts) values ($1, $2, $3, $4::text::json, $5::text::json)
+returning id, at
+
+-- name: update_audit
+-- Index: primary key.
+update towpath.audit set counts = $2::text::json where id = $1
+
+-- name: list_tasks
+-- The newest first: ids grow with time. $1 groups, $2 states, $3 types, $4 keys, $5 owners (each null: any), below id
+-- $6. Takes no locks; with one group it walks the primary key backwards.
+select t.consumer_group, t.id, t.type, t.kind, t.source, t.key, t.owner, t.state, t.waiting_for, t.attempt,
+       t.deliveries, t.version, t.run_no, t.held_by, t.worker, t.reason_code, t.error_class, t.error_message,
+       t.fingerprint, t.due_at, t.deadline_at, t.created_at, t.updated_at, t.started_at, t.finished_at, t.trace
+  from towpath.task t
+ where ($1::text[] is null or t.consumer_group = any($1)) and ($2::text[] is null or t.state = any($2))
+   and ($3::text[] is null or t.type = any($3)) and ($4::text[] is null or t.key = any($4))
+   and ($5::text[] is null or t.owner = any($5)) and ($6::uuid is null or t.id < $6)
+ order by t.id desc limit $7
+
+-- name: show_tasks
+-- The rows of one message in every group, or in $2. Index: primary key when the group is given.
+select t.consumer_group, t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.owner, t.state, t.waiting_for,
+       t.attempt, t.deliveries, t.version, t.run_no, t.held_by, t.worker, t.effect_state, t.cancel_requested,
+       t.reason_code, t.error_class, t.error_message, t.fingerprint, t.due_at, t.deadline_at, t.created_at,
+       t.updated_at, t.started_at, t.finished_at, t.trace, t.progress::text as progress, t.result_ref,
+       octet_length(t.payload) as payload_bytes, octet_length(t.result) as result_bytes, t.content_type,
+       d.id as dead_letter_id, d.state as dead_letter_state
+  from towpath.task t
+  left join towpath.dead_letter d on d.consumer_group = t.consumer_group and d.message_id = t.id
+ where t.id = $1 and ($2::text is null or t.consumer_group = $2)
+ order by t.consumer_group
+
+-- name: task_history
+-- Index: primary key.
+select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, e.due_at, e.reason_code, e.error_class,
+       e.error_message, e.worker, e.actor, e.trace
+  from towpath.task_event e where e.consumer_group = $1 and e.task_id = $2 order by e.seq
+
+-- name: outbox_backlog
+-- Per shard: owner, progress, and what is not published yet, counted up to $1 rows. Takes no locks; index:
+-- outbox_window.
+select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r.host as relay_host,
+       extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
+       b.pending, extract(epoch from towpath.clock() - b.oldest)::float8 as oldest_age_seconds
+  from towpath.shard_lease l
+  left join towpath.relay r on r.id = l.relay
+  left join towpath.shard_progress p on p.shard = l.shard
+  cross join lateral (
+    select count(*) as pending, min(w.created_at) as oldest from (
+      select o.created_at from (
+        select o.id, o.xid, o.created_at from towpath.outbox o
+         where o.shard = l.shard and o.xid = any(array(select pg_snapshot_xip(p.snapshot_from)))
+        union all
+        select o.id, o.xid, o.created_at from towpath.outbox o
+         where o.shard = l.shard and o.xid >= pg_snapshot_xmax(p.snapshot_from)
+      ) o
+       where not (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id))
+       limit $1
+    ) w
+  ) b
+ order by l.shard
+
+-- name: outbox_slots
+-- The ring: rows by the planner's estimate and bytes on disk of each slot. Catalog only.
+select c.relname as name, greatest(c.reltuples, 0)::bigint as rows_estimated, pg_total_relation_size(c.oid) as bytes,
+       c.relname = 'outbox_' || towpath.ring_slot() as is_current
+  from pg_inherits i join pg_class c on c.oid = i.inhrelid
+ where i.inhparent = 'towpath.outbox'::regclass order by c.relname
