@@ -9,30 +9,33 @@ from typing import Final
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _MAX_EXPONENT: Final = 62
+_LONGEST: Final = timedelta(days=36525)
+"""A century: what is longer is a mistake, and would leave the range of a timestamp."""
 
 
 def parse_duration(value: str | timedelta) -> timedelta:
     """A duration from `timedelta` or text such as "250ms", "90s", "5m", "24h", "7d", "1h30m".
 
-    Raises ValueError with the text shown when it is malformed or negative.
+    Raises ValueError with the text shown when it is malformed, negative or longer than a century.
     """
     if isinstance(value, timedelta):
         if value < timedelta(0):
             raise ValueError(f"a duration cannot be negative, got {value!r}")
+        if value > _LONGEST:
+            raise ValueError(f"the duration {value!r} is too long")
         return value
     if not isinstance(value, str):
-        raise ValueError(f"a duration is a timedelta or text such as '90s', got {value!r}")
+        raise ValueError(f"a duration is a timedelta or text such as '90s', got {value!r}")  # noqa: TRY004
     text = value.strip()
     position, seconds = 0, 0.0
     while match := _DURATION.match(text, position):
         seconds += float(match[1]) * _UNITS[match[2]]
         position = match.end()
     if not text or position != len(text):
-        raise ValueError(f"cannot read {value!r} as a duration: write for example '250ms', '90s', '5m', '24h'")
-    try:
-        return timedelta(seconds=seconds)
-    except OverflowError as error:
-        raise ValueError(f"the duration {value!r} is too long") from error
+        raise ValueError(f"cannot read {value!r} as a duration: write '250ms', '90s', '5m' or '24h'")
+    if seconds > _LONGEST.total_seconds():
+        raise ValueError(f"the duration {value!r} is too long")
+    return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class RetryPolicy:
             raise ValueError(f"in_place cannot be negative, got {self.in_place}")
         for name in ("max_age", "base", "cap"):
             object.__setattr__(self, name, parse_duration(getattr(self, name)))
+        if not self.base_delay:
+            raise ValueError("base must be longer than zero: retries would run hot")
         if self.base_delay > self.cap_delay:
             raise ValueError(f"base {self.base!r} is longer than cap {self.cap!r}")
 
@@ -84,14 +89,12 @@ class RetryPolicy:
     ) -> timedelta:
         """The wait before the next try: `max(retry_after, uniform(base, min(cap, base * 2^n)))`.
 
-        `n` counts the tries already spent. Jitter is never below `base`, and never negative on top
-        of a Retry-After floor, so many messages told the same time do not return in one instant.
+        `n` counts the tries already spent. Above a Retry-After there is jitter too, so that many
+        messages told the same time do not return in one instant.
         """
         base, cap = self.base_delay.total_seconds(), self.cap_delay.total_seconds()
         exponent = min(max(attempts_spent, 0), _MAX_EXPONENT)
         uniform = (rng or random).uniform
         jittered = uniform(base, max(base, min(cap, base * 2.0**exponent)))
-        if retry_after is None:
-            return timedelta(seconds=jittered)
-        floor = retry_after.total_seconds()
-        return timedelta(seconds=floor + uniform(0.0, min(jittered, max(floor, base) * 0.25)))
+        floor = 0.0 if retry_after is None else retry_after.total_seconds()
+        return timedelta(seconds=max(jittered, floor + uniform(0.0, min(jittered, floor * 0.25))))

@@ -29,7 +29,8 @@ Each class has a stable `code` for logs and dashboards, and `retryable`: whether
 succeed later without a change.
 """
 
-from typing import ClassVar
+import copyreg
+from typing import Any, ClassVar
 
 
 class TowpathError(Exception):
@@ -37,6 +38,10 @@ class TowpathError(Exception):
 
     code: ClassVar[str] = "towpath.error"
     retryable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as it stands, past `__init__`: it may come out of a worker process."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(TowpathError):

@@ -4,9 +4,10 @@ Returning `Reject` commits what the handler wrote and ends the task FAILED. Ever
 back: `Retry` and `Snooze` come again, `Dead` goes to the dead-letter catalog at once.
 """
 
+import copyreg
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from towpath.backoff import parse_duration
 
@@ -38,11 +39,17 @@ class Outcome(Exception):
         self.reason = _checked_reason(reason)
         self.detail = detail
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as it stands, past `__init__`: it may come out of a worker process."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
 
 class Retry(Outcome):
     """Raise it: try again by the retry policy, not before `after`. Spends an attempt."""
 
-    def __init__(self, reason: str = "retry", *, after: str | timedelta | None = None, detail: str = "") -> None:
+    def __init__(
+        self, reason: str = "retry", *, after: str | timedelta | None = None, detail: str = ""
+    ) -> None:
         super().__init__(reason, detail)
         self.after = None if after is None else parse_duration(after)
 

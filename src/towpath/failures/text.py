@@ -33,10 +33,12 @@ _SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     # user:password@, where a password may itself hold a slash or an @
     (re.compile(r"(://)[^\s/?#@:]*:[^\s\"'<>]*@"), rf"\1{MASK}@"),
     (re.compile(r"(://)[^\s/?#@]+@"), rf"\1{MASK}@"),
-    (re.compile(r"(?i)\b(bearer|basic|digest)\s+[\w.~+/=-]{6,}"), rf"\1 {MASK}"),
+    (re.compile(r"(?i)\b(bearer)\s+[\w.~+/=-]{6,}"), rf"\1 {MASK}"),
+    (re.compile(r"\b((?i:basic|digest))\s+(?=[\w.~+/=-]*[A-Z0-9=])[\w.~+/=-]{6,}"), rf"\1 {MASK}"),
     (
         re.compile(
-            rf"(?i)(?<![\w-])({_SENSITIVE_NAME})([\"']?\s*(?:=>|[:=])\s*)(?!(?:bearer|basic|digest) )"
+            rf"(?i)(?<![\w-])({_SENSITIVE_NAME})([\"']?\s*(?:=>|[:=])\s*)"
+            r"(?!(?:bearer|basic|digest) |\[redacted\])"
             r"(?:\"[^\"]*\"?|'[^']*'?|[^\s,;&)}\]]+)"
         ),
         rf"\1\2{MASK}",
