@@ -2,10 +2,12 @@
 
 They stand in for model, search and tool vendors. What one does is decided by the message alone
 (its script and how often it was called under the same idempotency key) and by the row of
-`provider_status`, which anybody can change to begin or end an outage:
+`provider_status`, which anybody can change to begin or end an outage, or a fault that spoils every
+answer of an otherwise reachable provider:
 
-    insert into provider_status values ('tool:warehouse', false)
+    insert into provider_status (provider, is_up) values ('tool:warehouse', false)
       on conflict (provider) do update set is_up = excluded.is_up;
+    update provider_status set fault = 'error' where provider = 'search:archive';
 """
 
 import asyncio
@@ -25,7 +27,9 @@ _TIMEOUT_SECONDS: Final = 0.05
 _SEEN: Final = text("""
     insert into provider_call as c (idempotency_key, provider) values (:key, :provider)
     on conflict (idempotency_key) do update set calls = c.calls + 1, last_at = clock_timestamp()
-    returning c.calls, coalesce((select s.is_up from provider_status s where s.provider = :provider), true)
+    returning c.calls,
+      coalesce((select s.is_up from provider_status s where s.provider = :provider), true),
+      (select s.fault from provider_status s where s.provider = :provider)
 """)
 _STATUS: Final[Mapping[str, tuple[int, str]]] = {
     "rate_limit": (429, "too many requests"),
@@ -67,11 +71,11 @@ class Provider:
         Raises ProviderError, ProviderRefused, TimeoutError or ConnectionError as the script says.
         """
         async with self._engine.connect() as connection:
-            calls, is_up = (await connection.execute(_SEEN, {"key": key, "provider": provider})).one()
+            calls, is_up, fault = (await connection.execute(_SEEN, {"key": key, "provider": provider})).one()
         await asyncio.sleep(_LATENCY_SECONDS)
         if not is_up:
             raise ConnectionError(f"{provider} cannot be reached")
-        step = script[calls - 1] if calls <= len(script) else "ok"
+        step = fault or (script[calls - 1] if calls <= len(script) else "ok")
         if step != "ok":
             await _fail(provider, step)
         return hashlib.sha256(f"{provider}\n{request}".encode()).hexdigest()[:16]

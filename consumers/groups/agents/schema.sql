@@ -15,10 +15,12 @@ create table if not exists agent_effect (
 create index if not exists agent_effect_message on agent_effect (message_id);
 create index if not exists agent_effect_agent on agent_effect (agent_id, id);
 
--- The providers' side: whether each is up (no row: it is), and the calls it saw by idempotency key.
+-- The providers' side: whether each is up (no row: it is), what is wrong with its every answer, and
+-- the calls it saw by idempotency key.
 create table if not exists provider_status (
   provider   text primary key,
-  is_up      boolean not null,
+  is_up      boolean not null default true,
+  fault      text,
   changed_at timestamptz not null default clock_timestamp()
 );
 create table if not exists provider_call (
