@@ -159,4 +159,5 @@ def _delivery(record: ConsumerRecord, name: str, epoch: int, *, is_redelivered: 
         timestamp=None if published_ms <= 0 else datetime.fromtimestamp(published_ms / 1000, UTC),
         is_redelivered=is_redelivered,
         epoch=epoch,
+        coordinates=f"{name}:{record.offset}:{record.timestamp}",
     )

@@ -91,7 +91,7 @@ def _number(options: Mapping[str, object], name: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
-    """Everything the adapter needs, with the client libraries' arguments ready."""
+    """Everything the adapter needs, with the client library's arguments ready."""
 
     url: BrokerUrl
     client: Mapping[str, object] = field(repr=False)
@@ -140,6 +140,9 @@ class KafkaConfig:
                 "session_timeout_ms": session,
                 "rebalance_timeout_ms": rebalance,
                 "enable_auto_commit": False,
+                # A join is answered when every member has rejoined. `ConsumerSession` resets the
+                # connections of a broker that does not answer at all much earlier.
+                "request_timeout_ms": max(request, rebalance + 5_000),
             },
             max_message_bytes=max_message,
             request_timeout_seconds=request / 1000,

@@ -15,11 +15,12 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnknownError
+from aiokafka.protocol.group import LeaveGroupRequest
 
 from towpath.brokers.kafka.config import DEFAULT_PORT, KafkaConfig
 from towpath.brokers.kafka.errors import translate
-from towpath.errors import TowpathError
+from towpath.errors import BrokerUnavailable, TowpathError
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _GRACE_SECONDS: Final = 2.0
@@ -58,7 +59,13 @@ async def start_producer(config: KafkaConfig) -> AIOKafkaProducer:
     except BaseException as error:
         await bury(producer.client, end_producer(producer))
         if isinstance(error, (KafkaError, OSError, TimeoutError)):
-            raise await connection_error(config, error) from error
+            reason = await connection_error(config, error)
+            if isinstance(error, UnknownError) and config.producer["enable_idempotence"]:
+                reason = BrokerUnavailable(
+                    f"{reason} (a broker without idempotent producers? then set the broker option "
+                    "enable_idempotence: false)"
+                )
+            raise reason from error
         raise
     return producer
 
@@ -105,6 +112,22 @@ def abort(client: AIOKafkaClient) -> None:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
         connection.close()
+
+
+async def leave_group(consumer: AIOKafkaConsumer) -> None:
+    """Leave a group whose generation is 0; the library takes that for "never joined" and stays silent.
+
+    Apache Kafka counts from 1. The embedded broker counts from 0, and would hold the partitions for
+    the dead member until its session runs out.
+    """
+    coordinator = consumer._coordinator
+    if coordinator is not None and coordinator.generation == 0 and coordinator.member_id:
+        await coordinator._send_req(LeaveGroupRequest(coordinator.group_id, coordinator.member_id))
+
+
+def reset_consumer(consumer: AIOKafkaConsumer) -> None:
+    """Break the connections of a living consumer, so that it makes new ones at once."""
+    abort(consumer._client)
 
 
 async def bury_consumer(consumer: AIOKafkaConsumer) -> None:

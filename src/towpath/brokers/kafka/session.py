@@ -16,7 +16,7 @@ from aiokafka.structs import OffsetAndMetadata
 from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, partition_name
 from towpath.brokers.kafka.config import KafkaConfig
-from towpath.brokers.kafka.connection import bury_consumer, connection_error
+from towpath.brokers.kafka.connection import bury_consumer, connection_error, leave_group, reset_consumer
 from towpath.brokers.kafka.errors import describe, translate
 from towpath.brokers.ports import RevocationListener, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
@@ -185,6 +185,7 @@ class ConsumerSession:
 
     async def _watch(self, consumer: AIOKafkaConsumer) -> None:
         """Find out whether the broker still answers; raise when the consumer no longer makes progress."""
+        reset_at = 0.0
         while True:
             await asyncio.sleep(1.0)
             now = time.monotonic()
@@ -196,7 +197,11 @@ class ConsumerSession:
                 async with asyncio.timeout(_PROBE_SECONDS):
                     await consumer.topics()
             except _CLIENT_ERRORS:
-                continue  # away: the library reconnects by itself, and `is_alive` tells meanwhile
+                # Away: the library reconnects by itself, and `is_alive` tells meanwhile.
+                if time.monotonic() - max(self._answered_at, reset_at) > self._config.request_timeout_seconds:
+                    reset_consumer(consumer)
+                    reset_at = time.monotonic()
+                continue
             self._answered_at = time.monotonic()
             self._raise_if_stalled(max(fetched_at, self._joined_at or 0.0))
 
@@ -265,6 +270,7 @@ class ConsumerSession:
         if consumer is not None:
             try:
                 async with asyncio.timeout(_COMMIT_SECONDS):
+                    await leave_group(consumer)
                     await consumer.stop()
             except _CLIENT_ERRORS as error:
                 _log.info("broker.leave_failed", group=self._subscription.group, error=describe(error))

@@ -99,6 +99,7 @@ class MemorySubscriber:
                 timestamp=record.published_at,
                 is_redelivered=offset <= highest,
                 epoch=held.epoch,
+                coordinates=f"{name}:{offset}:{record.published_at.timestamp():.6f}",
             )
         )
 
