@@ -7,7 +7,7 @@ bytes ends in a value or in a DecodeError, whatever the bytes are.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -30,6 +30,8 @@ _SUSPICIOUS: Final = re.compile(
 _JSON_SUFFIX: Final = re.compile(r"application/\S+\+json")
 # What validators written by users raise for data they did not expect.
 _BAD_DATA: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+_canonical: Final = msgspec.json.Encoder(order="sorted")
 
 T = TypeVar("T")
 
@@ -89,6 +91,20 @@ def decode(cls: type[T], data: bytes | None, content_type: str | None) -> T:
     return value
 
 
+def canonical_fields(payload: object, names: Sequence[str]) -> bytes:
+    """The same bytes for equal values of these fields, whatever the process. Raises InvalidMessage."""
+    values: object = {name: getattr(payload, name) for name in names}
+    try:
+        if is_pydantic(type(payload)):
+            from pydantic_core import to_jsonable_python  # noqa: PLC0415 - installed with pydantic
+
+            values = to_jsonable_python(values)
+        return _canonical.encode(values)
+    except _BAD_DATA as error:
+        name = type(payload).__qualname__
+        raise InvalidMessage(f"the unique fields of {name} cannot be encoded: {_short(error)}") from error
+
+
 def is_json(content_type: str | None) -> bool:
     """Whether the content type means UTF-8 JSON."""
     if content_type is None:
@@ -124,7 +140,8 @@ def _msgspec_codec(cls: type) -> _Codec:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DecodeError("not_json", _short(error)) from error
 
-    return _Codec(msgspec.json.Encoder().encode, load)
+    # Sets in one order, so that the same task submitted by two processes is the same body.
+    return _Codec(msgspec.json.Encoder(order="deterministic").encode, load)
 
 
 def _pydantic_codec(cls: type) -> _Codec:

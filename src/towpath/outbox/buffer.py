@@ -1,0 +1,230 @@
+"""Messages wait on the SQLAlchemy session and are written just before COMMIT is sent.
+
+The last moment is the `commit` event of the connection: the session has flushed everything, all
+listeners have run, and the row locks that decide the order are held. (`before_commit` of the
+session comes before the final flush: ids drawn there overtake the rows they tell about.)
+
+A message emitted inside a savepoint is dropped when that savepoint is rolled back. The listeners
+are registered for all sessions, once, since a transaction may have begun before its first emit.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from towpath.errors import NoTransaction
+from towpath.outbox import binds
+from towpath.outbox.rows import OutboxRow
+from towpath.outbox.statements import insert
+
+_INFO_KEY: Final = "towpath.outbox"
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What one session has to write before its transaction commits."""
+
+    rows: list[tuple[str, OutboxRow]] = field(default_factory=list)
+    """With the schema they go to, in emit order."""
+    marks: WeakKeyDictionary[SessionTransaction, int] = field(default_factory=WeakKeyDictionary)
+    """How many rows there were when a savepoint began; absent: none."""
+    connections: list[Connection] = field(default_factory=list)
+    """In use by this transaction."""
+    guards: dict[Connection, "_Guard"] = field(default_factory=dict)
+    is_checked: bool = False
+    """Whether this transaction was found to be a real one."""
+    is_committing: bool = False
+    is_committed: bool = False
+
+
+class _Guard:
+    """Writes the session's messages when its connection is about to commit."""
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        self._session = session
+        self._connection = connection
+        event.listen(connection, "commit", self.on_commit)
+        event.listen(connection, "prepare_twophase", self.on_prepare)
+
+    def on_commit(self, connection: Connection) -> None:
+        pending = _pending(self._session)
+        if not pending.rows:
+            return
+        try:
+            _write(self._session, pending)
+        except BaseException:
+            # SQLAlchemy takes the transaction for ended from here on; it must not reach the pool open.
+            _end(connection)
+            raise
+
+    def on_prepare(self, connection: Connection, _xid: object) -> None:
+        self.on_commit(connection)
+
+    def remove(self) -> None:
+        if not self._connection.closed:  # a connection that outlives the session's transaction
+            event.remove(self._connection, "commit", self.on_commit)
+            event.remove(self._connection, "prepare_twophase", self.on_prepare)
+
+
+def check_transaction(session: Session) -> None:
+    """Raise NoTransaction unless the session is in a transaction that can hold a message.
+
+    Costs nothing but the first time in a transaction; never waits for the database.
+    """
+    if not session.in_transaction():
+        raise NoTransaction(
+            "the session is not in a transaction: begin one first, as in `with session.begin():`"
+        )
+    pending = _pending(session)
+    if pending.is_committed:
+        raise NoTransaction("the session's transaction is committed already: emit before, or in the next one")
+    if not pending.is_checked:
+        _check_real(session, pending)
+        pending.is_checked = True
+
+
+def add(session: Session, rows: Iterable[OutboxRow], schema: str) -> None:
+    """Keep rows until the session's transaction commits."""
+    pending = _pending(session)
+    pending.rows.extend((schema, row) for row in rows)
+    if pending.is_committing:
+        _prepare_to_write(session, pending)
+    _guard(session, pending)
+
+
+def connection_for_write(session: Session, schema: str) -> Connection:
+    """The connection that holds the session's change so far; may connect. Raises NoTransaction."""
+    pending = _pending(session)
+    if not pending.connections:
+        _connect(session)
+    return binds.holder(session, pending.connections, schema)
+
+
+def _pending(session: Session) -> _Pending:
+    pending: _Pending | None = session.info.get(_INFO_KEY)
+    if pending is None:
+        pending = session.info[_INFO_KEY] = _Pending()
+    return pending
+
+
+def _check_real(session: Session, pending: _Pending) -> None:
+    bind = binds.route(session)
+    if bind is None:
+        return
+    binds.check_options(session.execution_options, bind)
+    for connection in pending.connections:
+        if connection.engine is bind.engine:
+            binds.check_connection(connection)
+
+
+def _prepare_to_write(session: Session, pending: _Pending) -> None:
+    """Before SQLAlchemy commits what is connected: is the connection there that will be needed?"""
+    if not pending.connections:
+        _connect(session)
+        return
+    bind = binds.route(session)
+    if bind is None or any(connection.engine is bind.engine for connection in pending.connections):
+        return
+    has_flushed = not (session.new or session.dirty or session.deleted)
+    if has_flushed and not binds.changed(pending.connections, pending.rows[0][0]):
+        session.connection(bind_arguments={"bind": bind})
+
+
+def _connect(session: Session) -> None:
+    """Let the session begin on the connection where it sends writes."""
+    bind = binds.route(session)
+    if bind is not None:
+        session.connection(bind_arguments={"bind": bind})
+        return
+    session.flush()  # which knows where the classes live
+    if not _pending(session).connections:
+        raise NoTransaction("the session has several binds and changed none: emit on a session with one bind")
+
+
+def _guard(session: Session, pending: _Pending) -> None:
+    for connection in pending.connections:
+        if connection not in pending.guards:
+            pending.guards[connection] = _Guard(session, connection)
+
+
+def _write(session: Session, pending: _Pending) -> None:
+    rows, pending.rows = pending.rows, []
+    by_schema: dict[str, list[OutboxRow]] = {}
+    for schema, row in rows:
+        by_schema.setdefault(schema, []).append(row)
+    for schema, of_schema in by_schema.items():
+        insert(binds.holder(session, pending.connections, schema), of_schema, schema)
+
+
+def _end(connection: Connection) -> None:
+    """Roll back beneath SQLAlchemy's own books."""
+    if connection.invalidated:
+        return
+    try:
+        connection.connection.rollback()
+    except connection.dialect.loaded_dbapi.Error:
+        connection.invalidate()
+
+
+def _on_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
+    pending = _pending(session)
+    if connection not in pending.connections:
+        pending.connections.append(connection)
+    if pending.rows:
+        _check_real(session, pending)
+        _guard(session, pending)
+
+
+def _on_create(session: Session, transaction: SessionTransaction) -> None:
+    pending: _Pending | None = session.info.get(_INFO_KEY)
+    if transaction.nested and pending is not None and pending.rows:
+        pending.marks[transaction] = len(pending.rows)
+
+
+def _on_before_commit(session: Session) -> None:
+    pending = _pending(session)
+    pending.is_committing = True
+    if pending.rows:
+        _prepare_to_write(session, pending)
+
+
+def _on_after_commit(session: Session) -> None:
+    if session.in_nested_transaction():
+        return
+    pending = _pending(session)
+    pending.is_committed = True
+    # Left over only inside somebody else's transaction, where this commit reaches no connection.
+    if pending.rows:
+        if not all(connection.in_transaction() for connection in pending.connections):
+            raise NoTransaction("emitted after the commit: the message is lost, emit before")
+        _write(session, pending)
+
+
+def _on_soft_rollback(session: Session, previous: SessionTransaction) -> None:
+    pending: _Pending | None = session.info.get(_INFO_KEY)
+    if pending is not None and previous.nested:
+        del pending.rows[pending.marks.get(previous, 0) :]
+
+
+def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    pending: _Pending | None = session.info.get(_INFO_KEY)
+    if pending is None:
+        return
+    if transaction.nested:
+        pending.is_committing = False
+    elif transaction.parent is None:
+        for guard in pending.guards.values():
+            guard.remove()
+        del session.info[_INFO_KEY]
+
+
+event.listen(Session, "after_begin", _on_begin)
+event.listen(Session, "after_transaction_create", _on_create)
+event.listen(Session, "before_commit", _on_before_commit)
+event.listen(Session, "after_commit", _on_after_commit)
+event.listen(Session, "after_soft_rollback", _on_soft_rollback)
+event.listen(Session, "after_transaction_end", _on_transaction_end)

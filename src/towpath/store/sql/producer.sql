@@ -1,0 +1,28 @@
+-- What a producer runs inside its own transaction. Every value is passed as text or bytea and cast
+-- here, so that the statements mean the same through every driver and whatever codecs are set.
+
+-- name: insert_outbox
+-- The messages of one transaction, in the order of the arrays, which becomes the order of ids.
+-- Locks: none that another producer waits for. Reads destination by primary key.
+insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+select towpath.shard(m.destination, m.key, m.message_id),
+       m.message_id, m.kind, m.destination, m.type, m.key, m.content_type, m.headers, m.payload
+from towpath.raise_synchronous_commit(),
+     unnest(cast(cast($1 as text[]) as uuid[]), cast($2 as text[]), cast($3 as text[]), cast($4 as text[]),
+            cast($5 as text[]), cast($6 as text[]), cast(cast($7 as text[]) as json[]), cast($8 as bytea[]))
+       with ordinality as m(message_id, kind, destination, type, key, content_type, headers, payload, n)
+order by m.n;
+
+-- name: accept_task
+-- The row of a submitted task, or the one that was submitted before under the same request hash.
+-- Waits for a concurrent submit of the same hash; unique index task_request.
+select cast(a.task_id as text) as task_id, a.created, a.same_body
+from towpath.accept_task(
+  cast($1 as text), cast(cast($2 as text) as uuid), cast($3 as text), cast($4 as text), cast($5 as text),
+  cast($6 as text), cast($7 as bytea),
+  coalesce(cast($8 as timestamptz), towpath.clock() + make_interval(secs => cast($9 as double precision))),
+  cast($10 as bytea), cast($11 as text), cast(cast($12 as text) as json), cast($13 as text)) a;
+
+-- name: has_changed
+-- Whether this transaction has written or locked anything.
+select pg_current_xact_id_if_assigned() is not null;
