@@ -78,6 +78,14 @@ _EVENTS: Final = (
     _event("task.expired", "Its deadline passed.", "group message_id type"),
     _event("task.parked", "It waits behind another message of its key.", "group message_id type"),
     _event("task.result_dropped", "Somebody else took it over.", "group message_id type"),
+    _event(
+        "task.settle_failed", "The database refused its outcome; it comes again.", "group message_id type"
+    ),
+    _event(
+        "task.row_missing",
+        "A submitted task's row is gone: it ended and expired. Acknowledged.",
+        "group message_id type",
+    ),
     _event("task.reaped", "Tasks of dead workers were taken back.", "group count reason"),
     _event("dlq.replayed", "Dead letters were sent back to work.", "group count actor audit_id"),
 )

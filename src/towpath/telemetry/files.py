@@ -7,22 +7,22 @@ a directory instead of a file each process writes its own, `<service>-<pid>.json
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from towpath.failures import redact
+from towpath.failures import describe, redact
+from towpath.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 Value = str | int | float | bool
-_log: Final = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class LineWriter:
                 os.close(descriptor)
         except OSError as error:
             if not self._has_failed:
-                _log.warning("spans cannot be written to %s: %s", self._path, error)
+                log.warning("telemetry.export_failed", error=describe(error), count=len(lines))
             self._has_failed = True
             return False
         self._has_failed = False

@@ -184,7 +184,7 @@ TASKS_SETTLED: Final = Metric(
     "towpath.tasks.settled",
     "counter",
     "{task}",
-    "Ends of attempts by outcome: `succeeded`, `failed`, `retry`, `snooze`, `dead`, `unknown`, `lost`, …",
+    "Ends of attempts by outcome: `succeeded`, `failed`, `retry`, `snooze`, `dead`, `cancelled`, `expired`.",
     ("group", "type", "outcome"),
 )
 TASK_RETRIES: Final = Metric(

@@ -19,6 +19,7 @@ from towpath.telemetry.names import SCOPE, SEND_WINDOW, attributes
 MAX_LINKS: Final = 128
 """As many as the SDK keeps by default."""
 _SAMPLED_FLAG: Final = 1
+_CODE_LIMIT: Final = 100
 
 
 class SentMessage(Protocol):
@@ -44,9 +45,9 @@ class SentWindow:
     acknowledged: AbstractSet[int] = frozenset()
     """Indexes into the window."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Reasons by index."""
+    """Reason codes by index."""
     error: str | None = None
-    """Set when the broker went away or the deadline passed."""
+    """A short code, set when the broker went away or the deadline passed."""
 
 
 class SendTracer:
@@ -103,8 +104,9 @@ class SendTracer:
         started_at: int,
     ) -> None:
         if outcome.error is not None:
+            outcome.error = redact(outcome.error, limit=_CODE_LIMIT)
             window.set_attributes(attributes(error_type=outcome.error))
-            window.set_status(StatusCode.ERROR, redact(outcome.error))
+            window.set_status(StatusCode.ERROR, outcome.error)
         link = [Link(window.get_span_context())] if window.get_span_context().is_valid else []
         for index in traced:
             self._finish_message(messages[index], index, outcome, link, started_at)
@@ -115,6 +117,8 @@ class SendTracer:
         failure = outcome.refused.get(index)
         if failure is None and index not in outcome.acknowledged:
             failure = outcome.error or "unknown_outcome"
+        if failure is not None:
+            failure = redact(failure, limit=_CODE_LIMIT)
         span = self._tracer.start_span(
             f"send {message.address}",
             context=extract(message.headers),
@@ -132,7 +136,7 @@ class SendTracer:
             start_time=started_at,
         )
         if failure is not None:
-            span.set_status(StatusCode.ERROR, redact(failure))
+            span.set_status(StatusCode.ERROR, failure)
         span.end()
 
     def _links(self, messages: Sequence[SentMessage], traced: Sequence[int]) -> list[Link]:

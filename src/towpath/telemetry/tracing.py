@@ -14,7 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode
 
 from towpath.failures import Failure, describe
 from towpath.messages.headers import Headers
@@ -75,11 +75,14 @@ class ProcessSpan:
     """The span of one attempt, to be told what became of it."""
 
     span: Span
+    created_in: SpanContext | None = None
+    """The message's creation context, if it brought one."""
 
     @property
     def traceparent(self) -> str | None:
-        """Its own context, to be stored where the message brought none."""
-        headers = headers_of(self.span)
+        """What later attempts of the message hang on: its creation context, else this span."""
+        above = self.span if self.created_in is None else trace.NonRecordingSpan(self.created_in)
+        headers = headers_of(above)
         return headers[0][1].decode() if headers else None
 
     @property
@@ -145,7 +148,7 @@ def process_span(
         ),
     )
     with _current(span):
-        yield ProcessSpan(span)
+        yield ProcessSpan(span, remote)
 
 
 @contextmanager
