@@ -16,12 +16,12 @@ from towpath.errors import SettingsError
 
 DEFAULT_SCHEMA: Final = "towpath"
 _IDENTIFIER: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_SCHEMA_NAME: Final = re.compile(r"\btowpath\b(?=\.|;)")
+_SCHEMA_NAME: Final = re.compile(r"\btowpath\b(?=\.|;)|(?<=\bschema )towpath\b")
 _BLOCK: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def in_schema(sql: str, schema: str) -> str:
-    """The text with every `towpath.` and `schema towpath;` moved to `schema`.
+    """The text with every `towpath.` and `schema towpath` moved to `schema`.
 
     Raises SettingsError when `schema` is not a plain lower-case identifier: it is the only thing
     ever substituted into SQL.
