@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from towpath.errors import UsageError
 from towpath.messages import Envelope, HeadersInput
-from towpath.outbox import Outbox
+from towpath.outbox import DECLARED, Outbox
+from towpath.outbox.rows import Declared, Key
 
 IDEMPOTENCY_STEP_LIMIT = 100
 
@@ -77,13 +78,12 @@ class Tx:
         self,
         payload: object,
         *,
-        key: str | None = None,
+        key: Key | Declared = DECLARED,
         headers: HeadersInput | None = None,
         destination: str | None = None,
     ) -> UUID:
         """Write an event that exists if and only if this transaction commits. Returns its message id."""
-        given = {"key": key} if key is not None else {}
-        return self._outbox.emit(self.session, payload, headers=headers, destination=destination, **given)
+        return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
 
 
 class Settling(Protocol):

@@ -153,15 +153,20 @@ class Consumer:
             wait=wait_random_exponential(multiplier=0.2, max=5),
             before_sleep=note,
         )
-        starting: asyncio.Future[None] = asyncio.ensure_future(attempts(start))
+        starting = asyncio.create_task(_call(attempts, start))
         stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                return True
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
             return False
-        finally:
-            for task in (starting, stopping):
-                task.cancel()
-            await asyncio.wait([starting, stopping])
+        starting.result()
+        return True
+
+
+async def _call(attempts: AsyncRetrying, start: Callable[[], Awaitable[None]]) -> None:
+    async def awaited() -> None:  # tenacity awaits coroutine functions only, not what a lambda returns
+        await start()
+
+    await attempts(awaited)

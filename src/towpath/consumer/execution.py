@@ -138,7 +138,7 @@ class Executor:
             if handler.effect is Effect.TRANSACTIONAL:
                 return await self._transactional(handler, work, attempt, argument)
             return await self._idempotent(handler, work, attempt, argument)
-        except Exception as error:  # noqa: BLE001 - the edge of the pipeline: whatever a handler raises is classified
+        except Exception as error:  # noqa: BLE001 - the edge: whatever a handler raises is classified
             return Failed(self._classifier.classify(error))
 
     async def _transactional(
@@ -243,7 +243,7 @@ class Executor:
             scope="message" if is_too_old else "configuration",
             reason_code="unknown_type",
             error_class="UnknownType",
-            error_message=f"group {self._app.name} has no handler for {work.type!r}: deploy one, or app.ignore it",
+            error_message=f"{self._app.name} has no handler for {work.type!r}: deploy one, or app.ignore it",
             fingerprint=f"unknown_type:{work.type}"[:64],
         )
 

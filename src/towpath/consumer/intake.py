@@ -66,7 +66,7 @@ def lane_of(app: App, key: str | None, partition: str) -> str | None:
 
 
 def envelope_of(work: Work) -> Envelope:
-    """The envelope of work that starts from its row: from stored wire headers, else from the row's columns."""
+    """The envelope of work that starts from its row: its stored wire headers, else its columns."""
     try:
         return read_envelope(work.headers)
     except DecodeError:

@@ -39,7 +39,7 @@ class Membership:
             self._progress[work.id, work.token] = progress
 
     async def run(self) -> None:
-        """Beat for ever. Raises LeaseLost when the row has lapsed, or could not be renewed for a lease's time."""
+        """Beat for ever. Raises LeaseLost when the row lapsed or was not renewed for a lease's time."""
         renewed_at = _boot_seconds()
         while True:
             await asyncio.sleep(self._beat_seconds)

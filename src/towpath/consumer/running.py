@@ -163,9 +163,7 @@ class Runner:
             await until_available(
                 lambda: self._settles.dead_on_arrival(work, failure, origin=origin_of(delivery))
             )
-        except (
-            Exception
-        ) as trouble:  # the catalog refuses it: nothing is lost, the lane waits, a person is told
+        except Exception as trouble:  # noqa: BLE001 - the catalog refuses it: nothing is lost, it waits
             self._note_trouble(work, trouble)
             await asyncio.sleep(_TROUBLE_SECONDS)
             return False
@@ -201,7 +199,7 @@ class Runner:
             case Failed(failure=failure, tries=tries):
                 try:
                     return await until_available(lambda: self._fail(work, failure, tries, span, delivery))
-                except Exception as trouble:  # noqa: BLE001 - loses nothing: the row goes back and comes again
+                except Exception as trouble:  # noqa: BLE001 - nothing is lost: the row goes back
                     self._note_trouble(work, trouble)
                     await asyncio.sleep(_TROUBLE_SECONDS)
                     await until_available(lambda: self._settles.hand_back([work]))
@@ -295,7 +293,7 @@ class Runner:
         return outcome
 
     def _note_trouble(self, work: Work, trouble: Exception) -> None:
-        log.error(  # noqa: TRY400 - an event with its own error field, not a traceback
+        log.error(
             "task.settle_failed", exc=trouble, group=self._app.name, message_id=str(work.id), type=work.type
         )
 

@@ -77,7 +77,7 @@ class GroupCommit:
             settled = await until_available(
                 lambda: self._store.succeed([(success.work, success.result) for success in batch])
             )
-        except Exception as error:  # noqa: BLE001 - a data error: classified where the handler's own errors are
+        except Exception as error:  # noqa: BLE001 - a data error: the caller classifies it
             if len(batch) == 1:
                 if not batch[0].is_settled.done():
                     batch[0].is_settled.set_exception(error)
@@ -98,4 +98,8 @@ async def until_available(act: Callable[[], Awaitable[T]]) -> T:
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable), wait=wait_random_exponential(multiplier=0.1, max=2)
     )
-    return await retrying(act)
+
+    async def awaited() -> T:  # tenacity awaits coroutine functions only, not what a lambda returns
+        return await act()
+
+    return await retrying(awaited)

@@ -1,0 +1,192 @@
+"""From the broker to running handlers: receive, lane by key, claim in batches, acknowledge."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from towpath.app import App
+from towpath.brokers.ports import Delivery, Subscriber
+from towpath.consumer.intake import Undecodable, read
+from towpath.consumer.lanes import Lanes, Received
+from towpath.consumer.roster import Roster, wait_for
+from towpath.consumer.running import Runner
+from towpath.consumer.upkeep import StoreWatch
+from towpath.crashpoints import CrashPoint, crash_point
+from towpath.errors import StoreUnavailable
+from towpath.settings import WorkerSettings
+from towpath.store.claims import Claimed, ClaimStore
+from towpath.store.work import Standing, Work
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import Telemetry
+
+_RECEIVE_COUNT: Final = 500
+_IDLE_SECONDS: Final = 0.5
+_BUSY_SECONDS: Final = 0.1
+_OUTAGE_SECONDS: Final = 0.5
+
+log = event_logger(__name__)
+
+
+class Pump:
+    """Claims at most one message per lane at a time, and only for slots that are free."""
+
+    def __init__(
+        self,
+        app: App,
+        subscriber: Subscriber,
+        settings: WorkerSettings,
+        *,
+        claims: ClaimStore,
+        runner: Runner,
+        roster: Roster,
+        watch: StoreWatch,
+        telemetry: Telemetry,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._app = app
+        self._subscriber = subscriber
+        self._settings = settings
+        self._claims = claims
+        self._runner = runner
+        self._roster = roster
+        self._watch = watch
+        self._telemetry = telemetry
+        self._on_progress = on_progress
+        self._lanes = Lanes()
+        self._wake = asyncio.Event()
+
+    def release(self, which: Callable[[Received], bool] = lambda _: True) -> None:
+        """Give queued messages back to the broker."""
+        queued = self._lanes.remove(which)
+        self._subscriber.release([received.delivery for received in queued])
+
+    async def receive_loop(self) -> None:
+        """Fill the lanes; the subscriber bounds what is in flight."""
+        while True:
+            deliveries = await self._subscriber.receive(_RECEIVE_COUNT, timeout_seconds=_IDLE_SECONDS)
+            self._on_progress("receive")
+            if deliveries:
+                crash_point(CrashPoint.RECEIVED_BEFORE_CLAIM)
+                self._accept(deliveries)
+                self._wake.set()
+
+    def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        now = datetime.now(UTC)
+        for delivery in deliveries:
+            self._telemetry.add(names.CONSUMED_MESSAGES, 1, destination=delivery.source, group=self._app.name)
+            asked = read(self._app, delivery, now)
+            if isinstance(asked, Undecodable):
+                self._lanes.add(Received(asked.work, delivery, undecodable=asked.error))
+            elif asked[0].type in self._app.ignored_types:
+                self._subscriber.acknowledge([delivery])
+            else:
+                work, envelope = asked
+                self._lanes.add(Received(work, delivery, envelope=envelope))
+
+    async def claim_loop(self) -> None:
+        """Start the heads of ready lanes while slots are free."""
+        while True:
+            self._wake.clear()
+            self._on_progress("claim")
+            now = time.monotonic()
+            held_until = self._lanes.release_due(now)
+            free = self._settings.concurrency - self._roster.broker_count
+            heads = self._lanes.take(min(free, self._settings.claim_batch)) if free > 0 else []
+            if heads:
+                await self._start(heads)
+            else:
+                patience = _IDLE_SECONDS if held_until is None else min(_IDLE_SECONDS, held_until - now)
+                await wait_for(self._wake, patience)
+
+    async def _start(self, heads: list[Received]) -> None:
+        by_id: dict[UUID, Received] = {}
+        for received in heads:
+            if not self._subscriber.is_current(received.delivery):
+                self._lanes.finish(received)
+            elif received.undecodable is not None:
+                self._spawn_burial(received, received.undecodable)
+            elif received.work.id in by_id:
+                self._hold(received, _BUSY_SECONDS)
+            else:
+                by_id[received.work.id] = received
+        if by_id:
+            await self._claim([received.work for received in by_id.values()], by_id)
+
+    async def _claim(self, works: list[Work], by_id: Mapping[UUID, Received]) -> None:
+        try:
+            claimed = await self._claims.claim(works)
+            lost = [work.id for work in claimed.lost]
+            standings = await self._claims.standings(lost) if lost else {}
+        except StoreUnavailable as error:
+            self._watch.failed(error)
+            for work in works:
+                self._hold(by_id[work.id], _OUTAGE_SECONDS * (0.5 + random.random()))
+            return
+        except asyncpg.DataError as error:
+            await self._isolate(works, by_id, error)
+            return
+        self._watch.answered()
+        if claimed.started:
+            crash_point(CrashPoint.CLAIMED_BEFORE_HANDLE)
+        self._dispatch(claimed, standings, by_id)
+
+    async def _isolate(self, works: list[Work], by_id: Mapping[UUID, Received], error: Exception) -> None:
+        """One message of the batch cannot be stored as it is: find it, bury it alone."""
+        if len(works) == 1:
+            self._spawn_burial(by_id[works[0].id], error)
+            return
+        middle = len(works) // 2
+        await self._claim(works[:middle], by_id)
+        await self._claim(works[middle:], by_id)
+
+    def _dispatch(
+        self, claimed: Claimed, standings: Mapping[UUID, Standing], by_id: Mapping[UUID, Received]
+    ) -> None:
+        for work in claimed.started:
+            received = by_id[work.id]
+            self._roster.spawn(work, self._run(received), received=received, on_done=self._wake.set)
+        for work in claimed.parked:
+            log.info("task.parked", group=self._app.name, message_id=str(work.id), type=work.type)
+            self._finish(by_id[work.id])
+        for work in claimed.contended:
+            self._hold(by_id[work.id], _BUSY_SECONDS)
+        for work in claimed.lost:
+            received = by_id[work.id]
+            if self._runner.may_acknowledge(work, standings[work.id], received.envelope):
+                self._finish(received)
+            else:
+                self._hold(received, _BUSY_SECONDS)
+
+    async def _run(self, received: Received) -> None:
+        if await self._runner.run(received.work, self._settings.max_deliveries, received.delivery):
+            crash_point(CrashPoint.COMMITTED_BEFORE_ACK)
+            self._finish(received)
+        else:
+            self._hold(received, _BUSY_SECONDS)
+
+    def _spawn_burial(self, received: Received, error: Exception) -> None:
+        self._roster.spawn(
+            received.work, self._bury(received, error), received=received, on_done=self._wake.set
+        )
+
+    async def _bury(self, received: Received, error: Exception) -> None:
+        if await self._runner.bury(received.work, error, received.delivery):
+            self._finish(received)
+        else:
+            self._hold(received, _OUTAGE_SECONDS)
+
+    def _finish(self, received: Received) -> None:
+        """Its outcome is durable: acknowledge, and let the lane go on."""
+        self._subscriber.acknowledge([received.delivery])
+        self._lanes.finish(received)
+        self._wake.set()
+
+    def _hold(self, received: Received, seconds: float) -> None:
+        self._lanes.hold(received, time.monotonic() + seconds)

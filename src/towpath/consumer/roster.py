@@ -1,0 +1,112 @@
+"""What a worker runs at this moment, and how it is let end, cancelled or handed back."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from towpath.consumer.lanes import Received
+from towpath.consumer.running import Runner
+from towpath.errors import StoreUnavailable
+from towpath.store.settles import SettleStore
+from towpath.store.work import Work
+from towpath.telemetry.logging import event_logger
+
+GRACE_SECONDS: Final = 2.0
+
+log = event_logger(__name__)
+
+
+class Roster:
+    """One task per message that runs, whether the broker or the database started it."""
+
+    def __init__(self, group: str, runner: Runner, settles: SettleStore) -> None:
+        self._group = group
+        self._runner = runner
+        self._settles = settles
+        self._tasks: dict[Work, tuple[asyncio.Task[None], Received | None]] = {}
+        self.due_count = 0
+        """Started from the database."""
+        self.broke: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends with the error of a run that no outcome covers: a bug, which ends the worker."""
+
+    @property
+    def broker_count(self) -> int:
+        """Started by the broker's messages."""
+        return len(self._tasks) - self.due_count
+
+    def spawn(
+        self,
+        work: Work,
+        run: Coroutine[Any, Any, None],
+        *,
+        received: Received | None,
+        on_done: Callable[[], None],
+    ) -> None:
+        """Run it on its own; `received` is None for work from the database."""
+        task = asyncio.create_task(run)
+        self._tasks[work] = (task, received)
+        self.due_count += received is None
+
+        def forget(ended: asyncio.Task[None]) -> None:
+            del self._tasks[work]
+            self.due_count -= received is None
+            error = None if ended.cancelled() else ended.exception()
+            if error is not None and not self.broke.done():
+                self.broke.set_exception(error)
+            on_done()
+
+        task.add_done_callback(forget)
+
+    def cancel(self, task_id: UUID) -> None:
+        """Somebody wants this task CANCELLED; a handler that settles already is left alone."""
+        for work, (task, _) in list(self._tasks.items()):
+            if work.id == task_id and self._runner.cancel(work):
+                task.cancel()
+
+    async def finish(
+        self, patience_seconds: float, which: Callable[[Received | None], bool] = lambda _: True
+    ) -> None:
+        """Let them end; hand back unspent those still in a handler, let settling ones try their token."""
+        tasks = {work: task for work, (task, received) in self._tasks.items() if which(received)}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=patience_seconds)
+        await self._hand_back({work: task for work, task in tasks.items() if not task.done()})
+
+    async def _hand_back(self, unfinished: Mapping[Work, asyncio.Task[None]]) -> None:
+        handling = [work for work in unfinished if self._runner.hand_back(work)]
+        for work in handling:
+            unfinished[work].cancel()
+        if unfinished:
+            await asyncio.wait(unfinished.values(), timeout=GRACE_SECONDS)
+        claimed = [work for work in handling if work.token is not None]
+        if claimed:
+            await self._tell(claimed)
+
+    async def _tell(self, works: Sequence[Work]) -> None:
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                await self._settles.hand_back(works)
+        except (StoreUnavailable, TimeoutError) as error:
+            log.warning("worker.store_unavailable", group=self._group, error=str(error))
+
+    async def cancel_all(self) -> None:
+        """Nothing runs on."""
+        await cancel([task for task, _ in list(self._tasks.values())])
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel and wait, for a bounded time."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=GRACE_SECONDS)
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, at most this long."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,166 @@
+"""What starts from Postgres: due rows, and what dead workers and vanished messages left behind."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from towpath.app import App
+from towpath.backoff import parse_duration
+from towpath.consumer.roster import Roster, wait_for
+from towpath.consumer.running import Runner
+from towpath.crashpoints import CrashPoint, crash_point
+from towpath.errors import StoreUnavailable
+from towpath.settings import WorkerSettings
+from towpath.store.claims import ClaimStore
+from towpath.store.reaping import ReapStore
+from towpath.store.work import Work
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import Telemetry
+
+_DUE_BATCH: Final = 100
+_REAP_BATCH: Final = 100
+_EXPIRE_BATCH: Final = 1000
+_SLOW_EVERY: Final = 12
+_HINT_SECONDS: Final = 5.0
+"""Due times further away are left to the poll."""
+
+log = event_logger(__name__)
+
+
+class StoreWatch:
+    """Tells once that the database went away, and once that it came back."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._failed_at: float | None = None
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """A statement found the database away."""
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+            log.warning("worker.store_unavailable", group=self._group, error=str(error))
+
+    def answered(self) -> None:
+        """A statement was answered."""
+        if self._failed_at is not None:
+            seconds = round(time.monotonic() - self._failed_at, 3)
+            self._failed_at = None
+            log.info("worker.store_recovered", group=self._group, seconds=seconds)
+
+
+class DueLoop:
+    """Starts due rows beside the broker's messages, so that neither starves the other."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        claims: ClaimStore,
+        runner: Runner,
+        roster: Roster,
+        watch: StoreWatch,
+        wake: asyncio.Event,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._claims = claims
+        self._runner = runner
+        self._roster = roster
+        self._watch = watch
+        self._wake = wake
+        self._on_progress = on_progress
+
+    async def run(self) -> None:
+        """Poll until cancelled: often while rows come, seldom when idle, at once on a hint."""
+        shortest = self._settings.due_poll_min.total_seconds()
+        longest = self._settings.due_poll_max.total_seconds()
+        limit = max(1, self._settings.concurrency // 4)
+        interval = shortest
+        while True:
+            self._wake.clear()
+            self._on_progress("due")
+            free = limit - self._roster.due_count
+            started = await self._start(min(free, _DUE_BATCH)) if free > 0 else 0
+            interval = shortest if started else min(interval * 2, longest)
+            if not started or started >= free:
+                await wait_for(self._wake, interval * (0.75 + random.random() / 2))
+
+    async def _start(self, limit: int) -> int:
+        try:
+            works = await self._claims.start_due(limit)
+        except StoreUnavailable as error:
+            self._watch.failed(error)
+            return 0
+        self._watch.answered()
+        for work in works:
+            crash_point(CrashPoint.DUE_STARTED)
+            self._roster.spawn(work, self._run(work), received=None, on_done=self._wake.set)
+        return len(works)
+
+    async def _run(self, work: Work) -> None:
+        await self._runner.run(work, self._settings.max_deliveries, None)
+
+
+def wake_after(wake: asyncio.Event, seconds: float) -> None:
+    """Something of this process is due then: look before the next poll."""
+    if seconds <= _HINT_SECONDS:
+        asyncio.get_running_loop().call_later(seconds, wake.set)
+
+
+class Reaper:
+    """Takes back what dead workers hold; every member does it, jittered, without a leader."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: WorkerSettings,
+        *,
+        reaps: ReapStore,
+        watch: StoreWatch,
+        wake: asyncio.Event,
+        telemetry: Telemetry,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._reaps = reaps
+        self._watch = watch
+        self._wake = wake
+        self._telemetry = telemetry
+        self._on_progress = on_progress
+
+    async def run(self) -> None:
+        """Look every now and then until cancelled."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(self._settings.reap_every.total_seconds() * (0.5 + random.random()))
+            self._on_progress("reap")
+            try:
+                await self._round(is_slow=rounds % _SLOW_EVERY == 0)
+            except StoreUnavailable as error:
+                self._watch.failed(error)
+            else:
+                rounds += 1
+
+    async def _round(self, *, is_slow: bool) -> None:
+        self._note(await self._reaps.reap_abandoned(_REAP_BATCH), "abandoned")
+        if await self._reaps.repair_gates(_REAP_BATCH):
+            self._wake.set()
+        if not is_slow:
+            return
+        lost_after = self._settings.lost_after.total_seconds()
+        is_ordered = self._app.ordering == "key"
+        self._note(await self._reaps.redrive_lost(lost_after, _REAP_BATCH, is_ordered=is_ordered), "lost")
+        retention = parse_duration(self._app.retention).total_seconds()
+        while await self._reaps.expire_finished(retention, _EXPIRE_BATCH) == _EXPIRE_BATCH:
+            self._on_progress("reap")
+        await self._reaps.forget_workers()
+
+    def _note(self, count: int, reason: str) -> None:
+        if count:
+            self._wake.set()
+            log.warning("task.reaped", group=self._app.name, count=count, reason=reason)
+            self._telemetry.add(names.TASKS_REAPED, count, group=self._app.name, reason=reason)
