@@ -243,6 +243,11 @@ def load(**values: Any) -> Settings:
         raise SettingsError(f"{variable} is not valid JSON") from None
 
 
+def load_schema_name() -> str:
+    """The schema's name alone, for what needs no database. Raises SettingsError."""
+    return load(database_url="postgresql://unused").schema_name
+
+
 def variables(model: type[BaseModel] = Settings, prefix: str = PREFIX) -> Iterator[str]:
     """The environment variables that are read, in the order of their declaration."""
     for name, field in model.model_fields.items():

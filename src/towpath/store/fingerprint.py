@@ -19,6 +19,8 @@ Fingerprint: TypeAlias = Mapping[str, Any]
 
 PATH: Final = Path(str(files("towpath.store.migrations"))) / "fingerprint.json"
 
+_TOLD_LIMIT: Final = 200
+
 PARTS: Final = ("relations", "columns", "constraints", "indexes", "functions", "triggers")
 
 
@@ -69,6 +71,12 @@ def _changed(what: str, want: object, have: object) -> Iterator[str]:
     if isinstance(want, dict) and isinstance(have, dict):
         for field in sorted(want.keys() | have.keys()):
             if want.get(field) != have.get(field):
-                yield f"{what}: {field} is {have.get(field)!r}, expected {want.get(field)!r}"
+                yield f"{what}: {field} {_told(want.get(field), have.get(field))}"
     else:
-        yield f"{what} is {have!r}, expected {want!r}"
+        yield f"{what} {_told(want, have)}"
+
+
+def _told(want: object, have: object) -> str:
+    if len(repr(want)) + len(repr(have)) > _TOLD_LIMIT:
+        return "is another one"
+    return f"is {have!r}, expected {want!r}"

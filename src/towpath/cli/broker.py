@@ -1,0 +1,90 @@
+"""`towpath broker`: topics, exchanges and queues."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, TypeAlias
+
+import typer
+
+from towpath import settings
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.ports import BrokerAdmin, GroupTopology
+from towpath.cli.exits import SAYS_NO, Stop
+from towpath.cli.options import Json, text
+from towpath.cli.output import as_json, clean
+from towpath.cli.session import run_async
+from towpath.errors import UsageError
+
+app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
+
+Apps: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--app", metavar="MODULE:APP", help="Everything this consumer group needs; repeatable."),
+]
+Addresses: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--address", help="A topic or exchange of its own; repeatable.")
+]
+
+
+@app.command()
+def apply(
+    apps: Apps = None,
+    addresses: Addresses = None,
+    partitions: Annotated[int, typer.Option(min=1, max=10_000, help="Of a new Kafka topic.")] = 6,
+    json: Json = False,
+) -> None:
+    """Create what is missing; what exists stays as it is."""
+    wanted, groups = _topology(apps, addresses)
+
+    async def run() -> list[str]:
+        async with _admin() as admin:
+            return await admin.apply(wanted, groups, partitions=partitions)
+
+    created = run_async(run())
+    if json:
+        as_json({"created": created})
+    else:
+        print("\n".join(map(clean, created)) or "nothing was missing")
+
+
+@app.command()
+def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) -> None:
+    """Say what is missing or declared otherwise; exit 3 if anything is."""
+    wanted, groups = _topology(apps, addresses)
+
+    async def run() -> list[str]:
+        async with _admin() as admin:
+            return await admin.check(wanted, groups)
+
+    problems = run_async(run())
+    if json:
+        as_json({"ok": not problems, "problems": problems})
+    else:
+        print("\n".join(map(clean, problems)) or "everything is there")
+    if problems:
+        raise Stop(SAYS_NO)
+
+
+@asynccontextmanager
+async def _admin() -> AsyncIterator[BrokerAdmin]:
+    loaded = settings.load()
+    admin = broker_from_url(loaded.broker_url.get_secret_value(), loaded.broker_options).admin()
+    try:
+        yield admin
+    finally:
+        await admin.aclose()
+
+
+def _topology(
+    apps: Sequence[str] | None, addresses: Sequence[str] | None
+) -> tuple[list[str], list[GroupTopology]]:
+    if not apps and not addresses:
+        raise UsageError("say what is needed: --app billing.consumer:app or --address orders")
+    groups = []
+    if apps:
+        from towpath.consumer.service import load_app  # noqa: PLC0415  the engine is heavy
+
+        loaded = [load_app(text(path, "--app")) for path in apps]
+        groups = [GroupTopology(group.name, group.destinations) for group in loaded]
+    own = {text(address, "--address", 200) for address in addresses or ()}
+    return sorted(own.union(*(group.addresses for group in groups))), groups

@@ -1,0 +1,64 @@
+"""`towpath db`: the schema in the database."""
+
+from typing import Annotated
+
+import typer
+
+from towpath import settings
+from towpath.cli.exits import SAYS_NO, Stop
+from towpath.cli.options import Json
+from towpath.cli.output import as_json, clean
+from towpath.cli.session import database_of
+from towpath.store import migrate
+from towpath.store.roles import grants
+
+app = typer.Typer(
+    name="db", help="The schema in the database: install, upgrade, check, grant.", no_args_is_help=True
+)
+
+
+@app.command()
+def upgrade(
+    as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
+) -> None:
+    """Bring the schema to the newest version: one transaction, safe to run twice or at once."""
+    if as_sql:
+        print(migrate.script(settings.load_schema_name()), end="")
+        return
+    revision = migrate.upgrade(*database_of(settings.load()))
+    print(f"the schema is at revision {revision}")
+
+
+@app.command()
+def current(json: Json = False) -> None:
+    """Print the revision the schema is at; exit 3 when it is not the newest."""
+    revision, newest = migrate.current(*database_of(settings.load())), migrate.head()
+    if json:
+        as_json({"revision": revision, "newest": newest})
+    else:
+        print(f"{clean(revision or 'not installed')}, newest is {newest}")
+    if revision != newest:
+        raise Stop(SAYS_NO)
+
+
+@app.command()
+def check(json: Json = False) -> None:
+    """Compare the schema with what the migrations make; exit 3 when it differs."""
+    problems = migrate.check(*database_of(settings.load()))
+    if json:
+        as_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            print(clean(problem))
+        if not problems:
+            print("the schema is as the migrations make it")
+    if problems:
+        raise Stop(SAYS_NO)
+
+
+@app.command()
+def roles(
+    prefix: Annotated[str, typer.Option(help="First part of the role names.")] = "towpath",
+) -> None:
+    """Print SQL that makes the least-privilege roles; review it, then pipe it into psql."""
+    print(grants(settings.load_schema_name(), prefix), end="")

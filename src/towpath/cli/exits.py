@@ -1,0 +1,77 @@
+"""Exit codes, and what an exception means to the person who typed the command.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | the command or a setting is wrong; nothing was tried |
+| 3 | a check says no |
+| 4 | a service cannot be reached: try again |
+| 130 | interrupted |
+"""
+
+from typing import Final
+
+import asyncpg
+
+from towpath.errors import (
+    BrokerUnavailable,
+    MissingExtra,
+    SettingsError,
+    StoreUnavailable,
+    TowpathError,
+    UsageError,
+)
+from towpath.failures import describe
+from towpath.store.database import is_unavailable
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+SAYS_NO: Final = 3
+UNREACHABLE: Final = 4
+INTERRUPTED: Final = 130
+
+_SQLSTATES: Final = {
+    "28": (UNREACHABLE, "the database refused the login: correct user and password in TOWPATH_DATABASE_URL"),
+    "3D": (UNREACHABLE, "the database does not exist: create it, or correct TOWPATH_DATABASE_URL"),
+    "3F": (FAILED, "the schema is not installed: run towpath db upgrade, or correct TOWPATH_SCHEMA_NAME"),
+    "42P01": (FAILED, "a table is missing: run towpath db check"),
+    "42703": (FAILED, "a column is missing: run towpath db check"),
+    "42883": (FAILED, "a function is missing: run towpath db check"),
+    "42501": (FAILED, "the role lacks a grant: towpath db roles prints the statements"),
+    "25006": (UNREACHABLE, "the database is read-only, a standby: point TOWPATH_DATABASE_URL at the primary"),
+    "55P03": (FAILED, "a row is locked for too long: try again"),
+    "57014": (FAILED, "the statement took too long: narrow the filter"),
+}
+
+
+class Stop(Exception):
+    """Ends the command with a code and, if there is something to say, one line on stderr."""
+
+    def __init__(self, code: int, line: str = "") -> None:
+        super().__init__(line)
+        self.code = code
+        self.line = line
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """One line that names the fix, and the exit code."""
+    cause: BaseException | None = error
+    while cause is not None:
+        state = getattr(cause, "sqlstate", None)
+        if isinstance(cause, asyncpg.PostgresError) and isinstance(state, str):
+            for length in (5, 2):
+                if state[:length] in _SQLSTATES:
+                    code, line = _SQLSTATES[state[:length]]
+                    return f"{line} ({cause})", code
+        cause = cause.__cause__
+    if isinstance(error, StoreUnavailable) or is_unavailable(error):
+        return f"{error}: is it running where TOWPATH_DATABASE_URL says?", UNREACHABLE
+    if isinstance(error, BrokerUnavailable):
+        return f"{error}: is the broker running where TOWPATH_BROKER_URL says?", UNREACHABLE
+    if isinstance(error, UsageError | SettingsError | MissingExtra):
+        return str(error), USAGE
+    if isinstance(error, TowpathError):
+        return str(error), FAILED
+    return f"failed: {type(error).__name__}: {describe(error)} (towpath -vv … shows where)", FAILED

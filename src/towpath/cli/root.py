@@ -1,0 +1,86 @@
+"""The root command: its nouns, and how every run of it ends."""
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from towpath.cli import broker, config, db, dlq, outbox, relay, tasks, worker
+from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
+from towpath.cli.output import clean
+from towpath.failures import redact
+
+app = typer.Typer(
+    name="towpath",
+    help="Administer and run towpath. Settings come from TOWPATH_… variables: see towpath config show.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 a check says no, 4 a service is out of reach.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for noun in (db, broker, outbox, relay, worker, tasks, dlq, config):
+    app.add_typer(noun.app)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Say more; -vv shows tracebacks.")
+    ] = 0,
+) -> None:
+    context.obj["verbosity"] = verbose
+
+
+@app.command()
+def version() -> None:
+    """Print the version of towpath."""
+    from importlib.metadata import version as installed  # noqa: PLC0415  not needed otherwise
+
+    print(installed("towpath"))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. Errors are one line on stderr."""
+    state = {"verbosity": 0}
+    try:
+        result = get_command(app).main(list(arguments), prog_name="towpath", standalone_mode=False, obj=state)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else OK
+    except Stop as stop:
+        if stop.line:
+            _complain(stop.line)
+        return stop.code
+    except typer.Abort:
+        _complain("stopped, nothing was changed")
+        return FAILED
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        if message.startswith("Usage:"):  # no command was given: the help text, as it is
+            print(message, file=sys.stderr)
+        elif message:
+            _complain(f"{message}{hint}")
+        return USAGE
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+    except Exception as error:  # noqa: BLE001  the outermost edge: everything becomes one line
+        if state["verbosity"] >= 2:
+            traceback.print_exc()
+        line, code = explain(error)
+        _complain(line)
+        return code
+
+
+def _complain(line: str) -> None:
+    print(f"towpath: {clean(redact(' '.join(line.split())))}", file=sys.stderr)

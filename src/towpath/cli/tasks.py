@@ -1,0 +1,123 @@
+"""`towpath tasks`: what the consumer groups did and still have to do."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from towpath.cli import options
+from towpath.cli.exits import FAILED, Stop
+from towpath.cli.options import Groups, Json, Keys, Limit, Types, texts
+from towpath.cli.output import as_json, details, table
+from towpath.cli.rows import with_trace_id
+from towpath.cli.session import Session, connected, run_async
+from towpath.errors import UsageError
+from towpath.states import TaskState
+from towpath.store.statements import load
+
+app = typer.Typer(name="tasks", help="What consumer groups did and still have to do.", no_args_is_help=True)
+
+_COLUMNS = (
+    "id",
+    "consumer_group",
+    "type",
+    "key",
+    "state",
+    "waiting_for",
+    "attempt",
+    "reason_code",
+    "updated_at",
+)
+_HISTORY = (
+    "at",
+    "event",
+    "from_state",
+    "to_state",
+    "attempt",
+    "due_at",
+    "reason_code",
+    "error_message",
+    "actor",
+)
+
+
+@app.command(name="list")
+def list_(
+    group: Groups = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="State, such as WAITING; repeatable.")
+    ] = None,
+    type: Types = None,  # noqa: A002  the option's name
+    key: Keys = None,
+    owner: Annotated[list[str] | None, typer.Option(help="Owner; repeatable.")] = None,
+    before: Annotated[str | None, typer.Option(help="Only older than this id: the next page.")] = None,
+    limit: Limit = 50,
+    json: Json = False,
+) -> None:
+    """List tasks, the newest first."""
+    parameters = (
+        list(texts(group, "--group")) or None,
+        _states(state),
+        list(texts(type, "--type")) or None,
+        list(texts(key, "--key")) or None,
+        list(texts(owner, "--owner")) or None,
+        options.message_id(before) if before is not None else None,
+        limit,
+    )
+
+    async def read() -> list[dict[str, Any]]:
+        async with connected() as session:
+            sql = load("operator", session.schema)["list_tasks"]
+            return [with_trace_id(dict(row)) for row in await session.connection.fetch(sql, *parameters)]
+
+    rows = run_async(read())
+    if json:
+        as_json(rows)
+    else:
+        table(rows, _COLUMNS, empty="no tasks")
+
+
+@app.command()
+def show(
+    id: Annotated[str, typer.Argument(help="Message id.")],  # noqa: A002  the argument's name
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only in this group.")] = None,
+    json: Json = False,
+) -> None:
+    """Show one task in every group: its row, its history, its trace."""
+    wanted = options.message_id(id)
+    only = None if group is None else options.text(group, "--group")
+
+    async def read() -> list[dict[str, Any]]:
+        async with connected() as session:
+            return await _tasks(session, wanted, only)
+
+    rows = run_async(read())
+    if not rows:
+        raise Stop(FAILED, f"no group has a task {wanted}")
+    if json:
+        as_json(rows)
+        return
+    for position, row in enumerate(rows):
+        if position:
+            print()
+        details(row, skip=("history", "trace"))
+        if row["history"]:
+            print()
+            table(row["history"], _HISTORY, empty="")
+
+
+async def _tasks(session: Session, message_id: UUID, group: str | None) -> list[dict[str, Any]]:
+    sql = load("operator", session.schema)
+    rows = []
+    for row in await session.connection.fetch(sql["show_tasks"], message_id, group):
+        history = await session.connection.fetch(sql["task_history"], row["consumer_group"], message_id)
+        rows.append(with_trace_id(dict(row)) | {"history": [with_trace_id(dict(line)) for line in history]})
+    return rows
+
+
+def _states(given: list[str] | None) -> list[str] | None:
+    names = [name.upper() for name in given or ()]
+    for name in names:
+        if name not in TaskState.__members__:
+            raise UsageError(f"there is no state {name[:40]!r}, only {', '.join(TaskState)}")
+    return names or None
