@@ -100,7 +100,7 @@ class App:
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         timeout: str | timedelta = "5m",
-        type: str | None = None,
+        type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
     ) -> _Transactional:
         """The effect is in this Postgres: SQL, task state and emitted events commit together. Once."""
@@ -118,7 +118,7 @@ class App:
         dependency: str | None = None,
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
-        type: str | None = None,
+        type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
     ) -> _Idempotent:
         """An outside call with a stable key; no transaction is open while it runs. At least once."""
@@ -144,7 +144,7 @@ class App:
         wire_type, address, spec = message_of(function, signature.payload, type_, destination)
         if spec is not None and spec.group not in (None, self.name):
             raise InvalidHandler(
-                f"{function.__qualname__}: {wire_type} is addressed to group {spec.group!r}, not {self.name!r}"
+                f"{function.__qualname__}: {wire_type} is addressed to {spec.group!r}, not {self.name!r}"
             )
         if wire_type in self._handlers:
             raise InvalidHandler(
@@ -172,18 +172,27 @@ class App:
         )
 
     def provide(self, type_: type[S], factory: Provider[S]) -> None:
-        """Open `factory()` at start, inject it where a keyword-only parameter has this class, close it after the drain."""
+        """Open `factory()` at start, inject it by annotation, close it after the drain.
+
+        It is injected where a keyword-only parameter has this class.
+        """
         if type_ in self._providers:
             raise ValueError(f"{type_.__qualname__} has a provider already")
         self._providers[type_] = factory
 
     def classify(self, error: type[BaseException], rule: Rule) -> None:
-        """Say what a failure means where the defaults are not enough: `Reject("…")`, `Retry`, `Dead`, `Snooze("5m")`."""
+        """Say what a failure means where the defaults are not enough.
+
+        `rule` is `Reject("…")`, `Retry`, `Dead` or `Snooze("5m")`. Raises TypeError for another.
+        """
         Classifier({error: rule})
         self._rules[error] = rule
 
     def middleware(self, function: Middleware) -> Middleware:
-        """Wrap every handler call: `async def mw(attempt, call_next): return await call_next()`. First added is outermost."""
+        """Wrap every handler call: `async def mw(attempt, call_next): return await call_next()`.
+
+        The first added is outermost.
+        """
         self._middleware.append(function)
         return function
 
@@ -191,8 +200,8 @@ class App:
         self,
         destination: str,
         *,
-        type: str | Callable[[Delivery], str],
-        id: Callable[[Delivery], UUID | str] | None = None,
+        type: str | Callable[[Delivery], str],  # noqa: A002 - the field's name
+        id: Callable[[Delivery], UUID | str] | None = None,  # noqa: A002 - the field's name
         content_type: str = "application/json",
     ) -> None:
         """Read messages without CloudEvents headers, from other producers.
@@ -247,12 +256,13 @@ class App:
             found.append(f"group {self.name!r} has no handlers")
         for handler in self._handlers.values():
             found += [
-                f"{handler.name}: nothing provides {cls.__qualname__} for {parameter!r}: call app.provide({cls.__name__}, …)"
+                f"{handler.name}: nothing provides {cls.__qualname__} for {parameter!r}: "
+                f"call app.provide({cls.__name__}, …)"
                 for parameter, cls in handler.resources.items()
                 if cls not in self._providers
             ]
         found += [
-            f"destination {destination!r} is too long: its dead-letter address would exceed {ADDRESS_LIMIT} characters"
+            f"destination {destination!r} is too long: its dead-letter address exceeds {ADDRESS_LIMIT} characters"
             for destination in self.destinations
             if len(dead_letter_address(self.name, destination)) > ADDRESS_LIMIT
         ]

@@ -13,7 +13,6 @@ from towpath.context import Call, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
 
-
 AnyClass: TypeAlias = type[Any]
 
 
