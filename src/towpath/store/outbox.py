@@ -23,6 +23,10 @@ payload, created_at, key_hash, and one more that only this module reads."""
 
 ID: Final = 0
 SHARD: Final = 1
+KIND: Final = 3
+DESTINATION: Final = 4
+CONTENT_TYPE: Final = 7
+HEADERS: Final = 8
 CREATED_AT: Final = 10
 
 _KEY: Final = struct.Struct("!QQ")

@@ -119,14 +119,17 @@ with held as materialized (
 select (select w.seq from written w) as seq, array(select h.shard from held h) as held
 
 -- name: trim_journal
--- Delete rows known to be superseded. Index: primary key.
-delete from towpath.journal where seq = any($1::bigint[])
+-- Delete rows known to be superseded. Waits for no lock: what somebody else deletes is deleted. Index: primary key.
+delete from towpath.journal where seq = any(array(
+  select j.seq from towpath.journal j where j.seq = any($1::bigint[]) order by j.seq for update skip locked))
 
 -- name: sweep_journal
 -- Delete what other relays left behind: rows up to $1 that are the newest of no shard. Reads the whole journal; run at
--- most once per start. Locks the rows deleted.
-delete from towpath.journal
-where seq <= $1 and seq <> all(array(select p.seq from towpath.shard_progress p))
+-- most once per start. Waits for no lock.
+delete from towpath.journal where seq = any(array(
+  select j.seq from towpath.journal j
+  where j.seq <= $1 and j.seq <> all(array(select p.seq from towpath.shard_progress p))
+  order by j.seq for update skip locked))
 
 -- name: bury_unpublished
 -- A message the broker refuses, into the catalog of no group. Reopened if it died before; found again after a crash

@@ -1,0 +1,221 @@
+"""The publishing loop: batches to the broker, results to progress, progress to the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Final
+
+from towpath.brokers.ports import PublishResult
+from towpath.crashpoints import CrashPoint, crash_point
+from towpath.errors import StoreUnavailable
+from towpath.relay.away import Away
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.journaling import JournalWriter
+from towpath.relay.options import RelayOptions
+from towpath.relay.poison import Poison
+from towpath.relay.progress import Batch, Shards, boot_time
+from towpath.relay.publish import Sender, Verdicts, judge
+from towpath.relay.reader import MemoryStale
+from towpath.relay.reading import Reading
+from towpath.store.outbox import SHARD
+
+_TICK_SECONDS: Final = 0.25
+_UNCOVERED_SECONDS: Final = 0.2
+"""How soon to look again at a shard whose lease was too short for a publish."""
+
+
+class Dispatch:
+    """Publishes one batch at a time, in order per shard, and settles it."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        sender: Sender,
+        journal: JournalWriter,
+        poison: Poison,
+        shards: Shards,
+        away: Away,
+        options: RelayOptions,
+        hooks: RelayHooks,
+    ) -> None:
+        self._reading = reading
+        self._sender = sender
+        self._journal = journal
+        self._poison = poison
+        self._shards = shards
+        self._away = away
+        self._options = options
+        self._hooks = hooks
+        self._journaling: asyncio.Task[None] | None = None
+        self.ticked_at = boot_time()
+        self.published_count = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Publish until told to stop; then write progress down. What was read and not sent is left."""
+        while not stop.is_set():
+            self.ticked_at = boot_time()
+            batch = await self._next()
+            if any(shard.is_leaving for shard in self._shards):
+                await self._release()
+            if batch is not None:
+                await self._handle(batch)
+            await self._start_journaling()
+        await self._written()
+
+    async def aclose(self) -> None:
+        """End what runs in the background."""
+        task, self._journaling = self._journaling, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _next(self) -> Batch | None:
+        """The next batch: one that must be tried again, else one that was read; None after a tick."""
+        now = boot_time()
+        if now < self._away.until:
+            await asyncio.sleep(min(self._away.until - now, _TICK_SECONDS))
+            return None
+        options, batches = self._options, self._reading.batches
+        held = self._shards.due(now, row_limit=options.window_rows, byte_limit=options.window_bytes)
+        if held is not None:
+            return held
+        if not batches.empty():
+            return batches.get_nowait()
+        retry_at = self._shards.next_retry()
+        wait = _TICK_SECONDS if retry_at is None else min(retry_at - now, _TICK_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                return await batches.get()
+        return None
+
+    async def _handle(self, batch: Batch) -> None:
+        """Publish what may be published of a batch, and settle it."""
+        problem = await self._sender.connect() if batch.messages else None
+        current = self._admitted(batch)
+        if current is None:
+            return
+        if not current.messages:
+            self._shards.settle(current, {})
+            return
+        crash_point(CrashPoint.READ_BEFORE_PUBLISH)
+        result = problem or await self._sender.send(current)
+        crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
+        self.published_count += len(result.acknowledged)
+        await self._settle(current, result)
+
+    def _admitted(self, batch: Batch) -> Batch | None:
+        """The shards of a batch that are still as they were read and whose lease covers a publish.
+
+        Nothing may be awaited between this and handing the messages to the broker's client.
+        """
+        now = boot_time()
+        needed = self._options.publish_deadline + self._options.margin
+        admitted: list[int] = []
+        uncovered: list[int] = []
+        for number, part in batch.parts.items():
+            shard = self._shards.get(number)
+            if shard is None or shard.stamp != part.stamp:
+                continue
+            (admitted if shard.lease_until - now >= needed else uncovered).append(number)
+        if len(admitted) == len(batch.parts):
+            return batch
+        for number in uncovered:
+            waiting = _only(batch, [number])
+            self._shards.settle(waiting, {number: range(len(waiting.rows))})
+            self._retry([number], now + _UNCOVERED_SECONDS)
+        return _only(batch, admitted) if admitted else None
+
+    async def _settle(self, batch: Batch, result: PublishResult) -> None:
+        verdicts = judge(batch, result, self._shards, self._options.publish_attempts)
+        if verdicts.refused:
+            try:
+                await self._put_aside(batch, verdicts)
+            except StoreUnavailable as error:
+                self._journal.drop_connection()
+                self._hooks.store_unavailable(error, 0.0)
+                for index, _, _ in verdicts.refused:
+                    verdicts.left.setdefault(batch.rows[index][SHARD], []).append(index)
+                    verdicts.retry_refused.add(batch.rows[index][SHARD])
+                for indexes in verdicts.left.values():
+                    indexes.sort()
+        self._shards.settle(batch, verdicts.left)
+        now = boot_time()
+        self._away.observe(result, now)
+        for number in verdicts.left:
+            shard = self._shards.get(number)
+            if shard is None:
+                continue
+            if result.unavailable is not None or result.configuration is not None:
+                shard.failures += 1
+            if number in verdicts.retry_refused or shard.failures:
+                tries = max([shard.failures, *shard.tries.values()])
+                shard.retry_at = now + self._options.backoff.delay(tries).total_seconds()
+            else:
+                shard.retry_at = now  # followers of a message that is out of the way now
+        if not verdicts.left:
+            self._hooks.oldest_unsent(0.0)
+
+    async def _put_aside(self, batch: Batch, verdicts: Verdicts) -> None:
+        server = self._reading.server
+        if server is None:
+            raise StoreUnavailable("the database session ended")
+        await self._written()
+        try:
+            await self._poison.put_aside(batch, verdicts, server)
+        except MemoryStale as stale:
+            self._reading.forget(str(stale))
+
+    def _retry(self, numbers: Iterable[int], at: float) -> None:
+        for number in numbers:
+            shard = self._shards.get(number)
+            if shard is not None:
+                shard.retry_at = at
+
+    async def _release(self) -> None:
+        """Give up the shards that other relays are to have; nothing of them is in flight here."""
+        await self._written()
+        await self._flush()
+        leaving = {shard.number: shard.epoch for shard in self._shards if shard.is_leaving}
+        try:
+            await self._journal.release(leaving)
+        except StoreUnavailable as error:
+            self._journal.drop_connection()
+            self._hooks.store_unavailable(error, 0.0)
+
+    async def _start_journaling(self) -> None:
+        """Write progress down while the next window is published, but never two windows behind."""
+        if self._journal.due(self._options.journal_every):
+            await self._written()
+            self._journaling = asyncio.create_task(self._flush())
+
+    async def _written(self) -> None:
+        task, self._journaling = self._journaling, None
+        if task is not None:
+            await task
+
+    async def _flush(self) -> None:
+        """Write progress down, however long the database is away."""
+        failures = 0
+        while (server := self._reading.server) is not None:
+            try:
+                await self._journal.flush(server, unchanged_for=self._options.journal_every)
+            except MemoryStale as stale:
+                self._reading.forget(str(stale))
+            except StoreUnavailable as error:
+                self._journal.drop_connection()
+                failures += 1
+                wait = self._options.backoff.delay(failures).total_seconds()
+                self._hooks.store_unavailable(error, wait)
+                self.ticked_at = boot_time()
+                await asyncio.sleep(wait)
+            else:
+                return
+
+
+def _only(batch: Batch, numbers: list[int]) -> Batch:
+    """The part of a batch that belongs to some shards."""
+    wanted = set(numbers)
+    indexes = [index for index, row in enumerate(batch.rows) if row[SHARD] in wanted]
+    return batch.select(indexes, {number: batch.parts[number] for number in numbers})

@@ -1,0 +1,165 @@
+"""The relay: a reader ahead, a publisher behind it, a heartbeat beside them.
+
+```
+outbox ──poll──▶ Reading ──Batch──▶ queue of 1 ──▶ Dispatch ──▶ broker
+                    ▲                                 │
+                    └──── Shards (done, held) ◀─settle┴──▶ journal
+```
+
+The reader reads and makes messages while the window before is on its way to the broker, and the
+journal is written while the next window is. So at most two windows are published and not written
+down: as many messages come again after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from typing import Final
+
+from uuid_utils.compat import uuid7
+
+from towpath.brokers.ports import Broker
+from towpath.errors import StoreUnavailable
+from towpath.failures import describe
+from towpath.relay.away import Away
+from towpath.relay.dispatch import Dispatch
+from towpath.relay.heartbeat import Heartbeat
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.journaling import JournalWriter
+from towpath.relay.link import LEASES, PROGRESS, READS, Link
+from towpath.relay.options import RelayOptions
+from towpath.relay.poison import Poison
+from towpath.relay.progress import Shards, boot_time
+from towpath.relay.publish import Sender
+from towpath.relay.reading import Reading
+from towpath.relay.status import RelayStatus
+from towpath.store.journal import Journal
+from towpath.store.leases import Leases
+from towpath.store.statements import DEFAULT_SCHEMA
+from towpath.store.unpublished import Unpublished
+from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
+
+_STALLED_SECONDS: Final = 120.0
+_READ_SECONDS: Final = 60.0
+_WRITE_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 5.0
+
+
+class Relay:
+    """Relays the shards of one broker that it can get a lease of, until it is stopped.
+
+    ```python
+    relay = Relay(database_url, broker_from_url("kafka://localhost:9092"))
+    await relay.run(stop)  # an asyncio.Event
+    ```
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        broker: Broker,
+        options: RelayOptions | None = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        system: str = "",
+        telemetry: Telemetry = NO_TELEMETRY,
+    ) -> None:
+        options = options or RelayOptions()
+        self.id = uuid7()
+        """New in every process: a restarted relay is another relay."""
+        self._options = options
+        hooks = RelayHooks(self.id, system, telemetry)
+        journal, leases = Journal(schema), Leases(schema)
+        self._shards = Shards(held_bytes=options.held_bytes)
+        self._away = Away(options.backoff, hooks)
+        self._reading_link = Link(database_url, "reader", READS, command_timeout_seconds=_READ_SECONDS)
+        self._journal_link = Link(database_url, "journal", PROGRESS, command_timeout_seconds=_WRITE_SECONDS)
+        beat_seconds = min(options.renew_every, _WRITE_SECONDS)
+        self._heartbeat = Heartbeat(
+            self.id,
+            platform.node(),
+            Link(database_url, "leases", LEASES, command_timeout_seconds=beat_seconds),
+            leases,
+            self._shards,
+            options,
+            hooks,
+        )
+        self._reading = Reading(self._reading_link, schema, journal, self._shards, self._away, options, hooks)
+        self._sender = Sender(broker.publisher(), options, hooks)
+        writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
+        self._poison = Poison(writer, Unpublished(schema), self._shards, hooks)
+        self._dispatch = Dispatch(
+            self._reading, self._sender, writer, self._poison, self._shards, self._away, options, hooks
+        )
+        self._is_draining = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until `stop` is set, then finish what is in flight and release the leases.
+
+        Raises ConfigurationError when schema or journal are not what they must be, in an
+        ExceptionGroup as anything else a loop dies of.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self._heartbeat.run(), name="heartbeat"),
+                    tasks.create_task(self._reading.run(), name="reading"),
+                ]
+                publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
+                await self._drained(stop, publishing)
+                for task in background:
+                    task.cancel()
+        finally:
+            await self._close()
+
+    async def _drained(self, stop: asyncio.Event, publishing: asyncio.Task[None]) -> None:
+        await stop.wait()
+        self._is_draining = True
+        grace = self._options.publish_deadline + _WRITE_SECONDS
+        done, _ = await asyncio.wait((publishing,), timeout=grace)
+        if not done:
+            publishing.cancel()
+
+    async def _close(self) -> None:
+        await self._dispatch.aclose()
+        await self._sender.aclose()
+        self._reading_link.drop()
+        self._journal_link.drop()
+        self._heartbeat.close()  # a beat may have been cut short
+        with contextlib.suppress(StoreUnavailable, TimeoutError):  # then they expire
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._heartbeat.leave()
+        self._heartbeat.close()
+
+    def status(self) -> RelayStatus:
+        """How it is right now."""
+        now = boot_time()
+        problems = [
+            f"{name}: {describe(error)}"
+            for name, error in (
+                ("database", self._reading.error or self._heartbeat.error),
+                ("broker", self._away.problem),
+            )
+            if error is not None
+        ]
+        if self._reading.server is None and not problems:
+            problems.append("database: not connected yet")
+        if now - self._heartbeat.beat_at > self._options.lease:
+            problems.append("leases: no heartbeat got through for longer than a lease")
+        ticks = [self._dispatch.ticked_at, self._heartbeat.ticked_at]
+        if self._reading.batches.empty():
+            ticks.append(self._reading.ticked_at)
+        return RelayStatus(
+            relay=str(self.id),
+            is_alive=all(now - tick < _STALLED_SECONDS for tick in ticks),
+            is_ready=not problems and not self._is_draining,
+            is_draining=self._is_draining,
+            shards=sorted(shard.number for shard in self._shards),
+            shard_count=len(self._options.shards),
+            published_count=self._dispatch.published_count,
+            put_aside_count=self._poison.count,
+            held_count=self._shards.held_count,
+            problems=problems,
+        )

@@ -1,0 +1,128 @@
+"""Leases: renewed on their own connection, whatever publishing does; a fair share among live relays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from uuid import UUID
+
+from towpath.errors import StoreUnavailable
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.link import Link, link_errors
+from towpath.relay.options import RelayOptions
+from towpath.relay.progress import Shards, boot_time
+from towpath.store.leases import Leases
+
+_HUNGRY_SECONDS: Final = 1.0
+"""Beat interval while fewer shards are held than the fair share."""
+
+
+def fair_share(shard_count: int, living: int, place: int) -> int:
+    """How many shards the relay at `place` among `living` should hold; shares add up to all."""
+    each, rest = divmod(shard_count, max(living, 1))
+    return each + (place < rest)
+
+
+class Heartbeat:
+    """Keeps one relay's leases and lets it take or give up shards."""
+
+    def __init__(
+        self,
+        relay: UUID,
+        host: str,
+        link: Link,
+        leases: Leases,
+        shards: Shards,
+        options: RelayOptions,
+        hooks: RelayHooks,
+    ) -> None:
+        self._relay = relay
+        self._host = host
+        self._link = link
+        self._leases = leases
+        self._shards = shards
+        self._options = options
+        self._hooks = hooks
+        self.beat_at = boot_time()
+        """When the last beat succeeded, on the boot-time clock."""
+        self.ticked_at = self.beat_at
+        """When it last tried."""
+        self.error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Beat until cancelled. A database that is away is tried again every second."""
+        while True:
+            wait = self._options.renew_every
+            self.ticked_at = boot_time()
+            try:
+                is_satisfied = await self.beat()
+                self.error = None
+                if not is_satisfied:
+                    wait = min(wait, _HUNGRY_SECONDS)
+            except StoreUnavailable as error:
+                self._link.drop()
+                wait = min(wait, _HUNGRY_SECONDS)
+                if self.error is None:
+                    self._hooks.store_unavailable(error, wait)
+                self.error = error
+            await asyncio.sleep(wait)
+
+    async def beat(self) -> bool:
+        """Renew, then move towards the fair share; returns whether it is held."""
+        options, shards = self._options, self._shards
+        with link_errors():
+            connection = await self._link.connection()
+            living, place = await self._leases.beat(connection, self._relay, self._host, options.lease)
+            sent_at = boot_time()
+            renewed = await self._leases.renew(connection, self._relay, options.lease)
+            orphans = self._take_in(renewed, sent_at + options.lease)
+            if orphans:  # a release that did not get through
+                await self._leases.release(connection, self._relay, orphans)
+            wanted = fair_share(len(options.shards), living, place)
+            owned = sorted(shards, key=lambda shard: shard.number)
+            for position, shard in enumerate(owned):
+                shards.leave(shard, is_leaving=position >= wanted)
+            if len(owned) < wanted:
+                sent_at = boot_time()
+                taken = await self._leases.take(
+                    connection,
+                    self._relay,
+                    lease_seconds=options.lease,
+                    margin_seconds=options.margin,
+                    count=wanted - len(owned),
+                    shards=options.shards,
+                )
+                for number, epoch in taken.items():
+                    shards.acquire(number, epoch, sent_at + options.lease)
+                if taken:
+                    self._hooks.lease_acquired(taken, len(shards))
+        shards.own_writes += 2
+        self.beat_at = boot_time()
+        return len(shards) >= wanted
+
+    def _take_in(self, renewed: dict[int, int], lease_until: float) -> dict[int, int]:
+        """Prolong what was renewed and drop the rest; returns what was renewed and is not wanted."""
+        lost = []
+        for shard in self._shards:
+            if renewed.get(shard.number) == shard.epoch:
+                shard.lease_until = lease_until
+            else:
+                self._shards.remove(shard.number)
+                lost.append(shard.number)
+        if lost:
+            self._hooks.lease_lost(lost, len(self._shards))
+        return {number: epoch for number, epoch in renewed.items() if self._shards.get(number) is None}
+
+    async def leave(self) -> None:
+        """Release every shard and stop counting among the living. Raises StoreUnavailable."""
+        epochs = {shard.number: shard.epoch for shard in self._shards}
+        for number in epochs:
+            self._shards.remove(number)
+        with link_errors():
+            connection = await self._link.connection()
+            await self._leases.release(connection, self._relay, epochs)
+            await self._leases.leave(connection, self._relay)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.drop()

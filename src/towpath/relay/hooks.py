@@ -1,0 +1,112 @@
+"""What the relay tells the outside: spans, metrics and log events. The engine works without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+from towpath.brokers.ports import OutboundMessage
+from towpath.errors import MessageRefused
+from towpath.failures import redact
+from towpath.relay.progress import Batch
+from towpath.store.outbox import CREATED_AT
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
+from towpath.telemetry.sending import SendTracer, SentWindow
+
+log: Final = event_logger("towpath.relay")
+
+
+class RelayHooks:
+    """Reports for one relay. Never raises, never blocks."""
+
+    def __init__(self, relay: UUID, system: str, telemetry: Telemetry = NO_TELEMETRY) -> None:
+        self._relay = str(relay)
+        self._system = system
+        self._telemetry = telemetry
+        self._tracer = SendTracer(system)
+
+    @contextmanager
+    def window(self, messages: Sequence[OutboundMessage]) -> Iterator[SentWindow]:
+        """Around one publish; to be told what became of it."""
+        with self._tracer.window(messages) as sent:
+            yield sent
+
+    def sent(
+        self, batch: Batch, acknowledged: Iterable[int], refused: Iterable[MessageRefused], seconds: float
+    ) -> None:
+        """A window is settled as far as it was."""
+        telemetry = self._telemetry
+        if telemetry is NO_TELEMETRY:
+            return
+        messages = batch.messages
+        labels = {"system": self._system, "operation": "send"}
+        for address, count in Counter(messages[index].address for index in acknowledged).items():
+            telemetry.add(names.SENT_MESSAGES, count, destination=address, **labels)
+        for refusal in refused:
+            telemetry.add(names.SENT_MESSAGES, 1, error_type=refusal.reason, **labels)
+        telemetry.record(names.OPERATION_DURATION, seconds, **labels)
+        telemetry.record(names.RELAY_WINDOW_ROWS, len(messages), system=self._system)
+        age = (datetime.now(UTC) - batch.rows[0][CREATED_AT]).total_seconds()
+        telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age), system=self._system)
+
+    def oldest_unsent(self, seconds: float) -> None:
+        """Age of the oldest row that is not sent, as far as this relay has read."""
+        self._telemetry.set(names.OUTBOX_OLDEST_AGE, seconds)
+
+    def lease_acquired(self, epochs: dict[int, int], owned: int) -> None:
+        """Shards are ours."""
+        self._telemetry.set(names.RELAY_SHARDS_OWNED, owned)
+        log.info("relay.lease_acquired", relay=self._relay, shards=sorted(epochs), epoch=max(epochs.values()))
+
+    def lease_lost(self, shards: Iterable[int], owned: int) -> None:
+        """Somebody else owns the shards, or may."""
+        lost = sorted(shards)
+        self._telemetry.add(names.RELAY_LEASES_LOST, len(lost))
+        self._telemetry.set(names.RELAY_SHARDS_OWNED, owned)
+        log.warning("relay.lease_lost", relay=self._relay, shards=lost)
+
+    def reloaded(self, reason: str) -> None:
+        """Memory was dropped."""
+        log.info("relay.progress_reloaded", relay=self._relay, reason=reason)
+
+    def store_unavailable(self, error: BaseException, wait_seconds: float) -> None:
+        """The database is away."""
+        self._telemetry.add(names.RELAY_BACKOFFS, 1, reason="store_unavailable")
+        log.warning(
+            "relay.store_unavailable", relay=self._relay, error=error, backoff_seconds=round(wait_seconds, 3)
+        )
+
+    def broker_unavailable(self, error: BaseException, failures: int, wait_seconds: float) -> None:
+        """The broker is away or cannot be used."""
+        reason = getattr(error, "code", "broker.unavailable").replace(".", "_")
+        self._telemetry.add(names.RELAY_BACKOFFS, 1, reason=reason)
+        log.warning(
+            "relay.broker_unavailable",
+            relay=self._relay,
+            error=error,
+            failures=failures,
+            backoff_seconds=round(wait_seconds, 3),
+        )
+
+    def broker_recovered(self, seconds: float) -> None:
+        """Publishing again."""
+        log.info("relay.broker_recovered", relay=self._relay, seconds=round(seconds, 3))
+
+    def put_aside(self, message: OutboundMessage, kind: str, refusal: MessageRefused, attempts: int) -> None:
+        """A message is not published: it is in the catalog, or skipped where it has no business there."""
+        if kind == "event":
+            self._telemetry.add(names.DEAD_LETTERS, 1, stage="publish", reason=refusal.reason)
+        log.error(
+            "relay.message_refused",
+            message_id=message.message_id,
+            destination=message.address,
+            type=message.type,
+            reason=redact(refusal.reason),
+            attempts=attempts,
+        )

@@ -1,0 +1,156 @@
+"""The reading loop: database sessions, loading progress, polling at an adaptive pace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import asyncpg
+
+from towpath.errors import SchemaMismatch, StoreUnavailable
+from towpath.relay.away import Away
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.link import Link, link_errors
+from towpath.relay.options import RelayOptions
+from towpath.relay.outbound import Outbound
+from towpath.relay.progress import Batch, Shards, boot_time
+from towpath.relay.reader import MemoryStale, Reader, check_not_ahead
+from towpath.relay.window import Pace
+from towpath.store.journal import Journal
+from towpath.store.outbox import OutboxReader, Server
+
+_READDRESS_SECONDS: Final = 5.0
+
+
+class Reading:
+    """Fills a queue with batches. One session is one connection: when it ends, all memory goes."""
+
+    def __init__(
+        self,
+        link: Link,
+        schema: str,
+        journal: Journal,
+        shards: Shards,
+        away: Away,
+        options: RelayOptions,
+        hooks: RelayHooks,
+    ) -> None:
+        self._link = link
+        self._schema = schema
+        self._journal = journal
+        self._shards = shards
+        self._away = away
+        self._options = options
+        self._hooks = hooks
+        self._store: OutboxReader | None = None
+        self._reader: Reader | None = None
+        self._readdressed_at = 0.0
+        self._failures = 0
+        self._pace = Pace(options.poll_min, options.poll_max)
+        self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
+        self.ticked_at = boot_time()
+        self.error: BaseException | None = None
+
+    @property
+    def server(self) -> Server | None:
+        """The server of the present session; None between sessions."""
+        return None if self._reader is None else self._reader.server
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises ConfigurationError when the schema is missing or its journal is not this database's.
+        """
+        while True:
+            self.ticked_at = boot_time()
+            try:
+                with link_errors():
+                    wait = await self._step()
+                self._failures = 0
+                self.error = None
+            except MemoryStale as stale:
+                self.forget(str(stale))
+                continue
+            except StoreUnavailable as error:
+                self._failures += 1
+                wait = self._options.backoff.delay(self._failures).total_seconds()
+                self._hooks.store_unavailable(error, wait)
+                self.forget("the connection was lost")
+                self.error = error
+                await asyncio.sleep(wait)
+                continue
+            if wait:
+                await self._wait(wait)
+
+    def forget(self, reason: str) -> None:
+        """End the session and drop all memory; the next step begins with the journal."""
+        self._hooks.reloaded(reason)
+        self._reader = None
+        self._link.drop()
+        self._shards.forget()
+
+    async def _wait(self, seconds: float) -> None:
+        self._shards.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._shards.changed.wait()
+
+    async def _step(self) -> float:
+        """Read once and hand the batch on; returns the seconds to wait."""
+        reader = await self._session()
+        await self._load()
+        now = boot_time()
+        if now < self._away.until:
+            return min(self._away.until - now, self._options.poll_max)
+        shards = self._shards.readable(now)
+        batch = await reader.read(shards, now) if shards else None
+        if batch is None:
+            return self._options.poll_max
+        if batch.rows or self._moves(batch):
+            await self.batches.put(batch)
+        return 0.0 if reader.has_open_window else self._pace.after(len(batch.rows))
+
+    def _moves(self, batch: Batch) -> bool:
+        """Whether a batch without rows says anything new."""
+        for number, part in batch.parts.items():
+            shard = self._shards.get(number)
+            if shard is None or shard.done is None or shard.done.last_id is not None:
+                return True
+            if shard.done.upto != part.done.upto:
+                return True
+        return False
+
+    async def _session(self) -> Reader:
+        """The reader on the open connection; on a new one, everything begins anew."""
+        reader = self._reader
+        connection = await self._link.connection()
+        if reader is None:
+            self._shards.forget()
+            store = self._store = OutboxReader(connection, self._schema)
+            try:
+                server, _ = await store.server()
+                outbound = Outbound(await store.installation(), await store.destinations())
+            except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
+                raise SchemaMismatch(
+                    f"the schema {self._schema} is not installed: run towpath db upgrade"
+                ) from error
+            reader = self._reader = Reader(store, server, outbound, self._options)
+            self._readdressed_at = boot_time()
+        elif boot_time() - self._readdressed_at > _READDRESS_SECONDS and self._store is not None:
+            reader.outbound.readdress(await self._store.destinations())
+            self._readdressed_at = boot_time()
+        return reader
+
+    async def _load(self) -> None:
+        """Read from the journal where shards stand that were taken since."""
+        numbers = [shard.number for shard in self._shards if shard.done is None]
+        if not numbers or self._store is None:
+            return
+        progress = await self._journal.load(await self._link.connection(), numbers)
+        missing = sorted(set(numbers) - set(progress))
+        if missing:
+            raise SchemaMismatch(f"the journal has no row for the shards {missing}: it was edited by hand")
+        _, now = await self._store.server()
+        check_not_ahead(list(progress.values()), now)
+        self._shards.loaded(progress)

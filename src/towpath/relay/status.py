@@ -1,0 +1,33 @@
+"""What a relay says about itself: for health endpoints and tests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """A moment of one relay."""
+
+    relay: str
+    is_alive: bool
+    """Its loops move."""
+    is_ready: bool
+    """It can publish: database, broker and leases are usable and it is not draining."""
+    is_draining: bool
+    shards: list[int]
+    """Shards it holds a lease of."""
+    shard_count: int
+    """Shards there are for its broker."""
+    published_count: int
+    """Messages acknowledged by the broker since the start."""
+    put_aside_count: int
+    """Messages that could not be published."""
+    held_count: int
+    """Messages waiting for another try."""
+    problems: list[str]
+    """What keeps it from being ready, one line each."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)

@@ -1,0 +1,125 @@
+"""The algebra of windows and polling, without any I/O.
+
+Progress of a shard is a snapshot, its cut: everything visible in it is done. A window is what a
+later snapshot sees and the cut does not. Shards at the same cut are read together. One that fell
+behind (it was held up, or came from another relay) first catches up to the newest cut there is, and
+so joins the others again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from towpath.store.outbox import KeyList, KeyRanges
+from towpath.store.snapshot import Snapshot
+
+_HOLD_POLLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PollPlan:
+    """Which shards to poll from which cut; `upto` is None for "up to now"."""
+
+    shards: list[int]
+    base: Snapshot
+    upto: Snapshot | None
+
+
+def plan_poll(cuts: Mapping[int, Snapshot]) -> PollPlan | None:
+    """The next poll: the oldest cut up to the newest; with all at one cut, from there up to now."""
+    if not cuts:
+        return None
+    by_age = sorted(set(cuts.values()), key=lambda cut: cut.age_order)
+    oldest, newest = by_age[0], by_age[-1]
+    shards = sorted(number for number, cut in cuts.items() if cut == oldest)
+    return PollPlan(shards, oldest, None if oldest == newest else newest)
+
+
+@dataclass(slots=True)
+class OpenWindow:
+    """A window too large for one poll, read by listed keys. Bounded in memory by the key lists."""
+
+    base: Snapshot
+    upto: Snapshot
+    after: dict[int, int]
+    """The last id read, by shard; a shard leaves when it is read to its end."""
+    lists: dict[int, KeyList] = field(default_factory=dict)
+    cut_short: set[int] = field(default_factory=set)
+    """Shards whose list ended at the limit: more keys follow it."""
+    list_at_once: int = 1
+    """Shards to list with one statement; grows while they turn out to be small."""
+
+    @property
+    def listed_count(self) -> int:
+        """Keys held."""
+        return sum(map(len, self.lists.values()))
+
+    def unlisted(self) -> dict[int, int]:
+        """The next shards to list, with the ids to go on after."""
+        waiting = [shard for shard in self.after if shard not in self.lists][: self.list_at_once]
+        return {shard: self.after[shard] for shard in waiting}
+
+    def listed(self, lists: Mapping[int, KeyList], *, limit: int, rows_wanted: int) -> None:
+        """Take in key lists read with `limit`."""
+        for shard, keys in lists.items():
+            self.lists[shard] = keys
+            if len(keys) >= limit:
+                self.cut_short.add(shard)
+        if sum(map(len, lists.values())) < rows_wanted:
+            self.list_at_once *= 2
+
+    def next_ranges(self, row_limit: int) -> tuple[KeyRanges, dict[int, int]]:
+        """Keys to fetch, in equal shares of the listed shards, and the last id taken of each."""
+        ranges = KeyRanges()
+        active = {shard: keys for shard, keys in self.lists.items() if keys}
+        share = max(1, row_limit // max(1, len(active)))
+        last_ids = {shard: ranges.add(shard, keys.first(share)) for shard, keys in active.items()}
+        return ranges, last_ids
+
+    def consumed(self, last_ids: Mapping[int, int], upto_id: int | None) -> dict[int, int | None]:
+        """Count keys as read, up to an id where the fetch was cut short by its size.
+
+        Returns for each shard that moved the last id read, or None when its window is read to the
+        end; such a shard is removed. A shard with an empty list is at its end too.
+        """
+        moved: dict[int, int | None] = {}
+        for shard, last_id in last_ids.items():
+            end = last_id if upto_id is None else min(last_id, upto_id)
+            keys = self.lists[shard]
+            before = len(keys)
+            keys.consume_up_to(end)
+            if len(keys) < before:
+                self.after[shard] = end
+                moved[shard] = end
+        for shard, keys in list(self.lists.items()):
+            if keys:
+                continue
+            del self.lists[shard]
+            if shard in self.cut_short:
+                self.cut_short.remove(shard)
+            else:
+                del self.after[shard]
+                moved[shard] = None
+        return moved
+
+    def remove(self, shard: int) -> None:
+        """Forget a shard."""
+        self.after.pop(shard, None)
+        self.lists.pop(shard, None)
+        self.cut_short.discard(shard)
+
+
+class Pace:
+    """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling."""
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._quiet_polls = 0
+
+    def after(self, row_count: int) -> float:
+        """The wait after a poll that returned so many rows."""
+        self._quiet_polls = 0 if row_count else self._quiet_polls + 1
+        doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
+        return min(self._longest, self._shortest * 2.0**doublings)
