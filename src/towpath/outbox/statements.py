@@ -7,8 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from towpath.outbox.rows import OutboxRow, TaskRow
-from towpath.store.callers import AsyncpgConnection, binds, clause
-from towpath.store.statements import load
+from towpath.store.callers import AsyncpgConnection, binds, clause, statement
 
 FAMILY = "producer"
 
@@ -29,7 +28,7 @@ def insert(connection: Connection, rows: Sequence[OutboxRow], schema: str) -> No
 
 async def insert_async(connection: AsyncpgConnection, rows: Sequence[OutboxRow], schema: str) -> None:
     """Write outbox rows in their order with one statement."""
-    await connection.execute(load(FAMILY, schema)["insert_outbox"], *_columns(rows))
+    await connection.execute(statement(FAMILY, "insert_outbox", schema), *_columns(rows))
 
 
 def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
@@ -40,7 +39,7 @@ def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
 
 async def accept_async(connection: AsyncpgConnection, row: TaskRow, schema: str) -> Acceptance:
     """Write a task's row unless it was submitted before."""
-    found = await connection.fetchrow(load(FAMILY, schema)["accept_task"], *row)
+    found = await connection.fetchrow(statement(FAMILY, "accept_task", schema), *row)
     return Acceptance(UUID(found["task_id"]), found["created"], found["same_body"])
 
 

@@ -23,13 +23,20 @@ AnyAsyncSession: TypeAlias = AsyncSession | async_scoped_session[Any]
 AsyncpgConnection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 Caller: TypeAlias = "AnySession | AnyAsyncSession | AsyncpgConnection"
 
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _PARAMETER: Final = re.compile(r"\$(\d+)")
+
+
+@cache
+def statement(family: str, name: str, schema: str) -> str:
+    """A named statement for asyncpg, without its comment: it is sent each time."""
+    return _COMMENT.sub("", load(family, schema)[name])
 
 
 @cache
 def clause(family: str, name: str, schema: str) -> TextClause:
     """A named statement for SQLAlchemy, with `$1` as the bind `p1`."""
-    return text(_PARAMETER.sub(r":p\1", load(family, schema)[name]))
+    return text(_PARAMETER.sub(r":p\1", statement(family, name, schema)))
 
 
 def binds(values: Sequence[object]) -> Mapping[str, object]:
