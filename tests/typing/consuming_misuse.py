@@ -1,0 +1,33 @@
+"""Misuses that both type checkers must reject, on the lines marked so; never run."""
+
+from dataclasses import dataclass
+
+from towpath import App, Call, Retry, Tx, event
+
+
+@event("shipping.requested", destination="shipping", key="order_id")
+@dataclass(frozen=True)
+class ShippingRequested:
+    order_id: str
+
+
+app = App("misuse")
+
+
+@app.transactional()  # rejected: a transactional handler gets a Tx
+async def takes_a_call(request: ShippingRequested, call: Call) -> None: ...
+
+
+@app.transactional()  # rejected: Retry is raised, not returned
+async def returns_retry(request: ShippingRequested, tx: Tx) -> Retry:
+    return Retry()
+
+
+@app.idempotent()  # rejected: Retry is raised, not returned
+async def returns_retry_from_a_call(request: ShippingRequested, call: Call) -> Retry:
+    return Retry()
+
+
+@app.idempotent()
+async def wants_a_session(request: ShippingRequested, call: Call) -> None:
+    print(call.session)  # rejected: no transaction is open while a call runs
