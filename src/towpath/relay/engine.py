@@ -21,7 +21,7 @@ from typing import Final
 from uuid_utils.compat import uuid7
 
 from towpath.brokers.ports import Broker
-from towpath.errors import StoreUnavailable
+from towpath.errors import ConfigurationError, StoreUnavailable
 from towpath.failures import describe
 from towpath.relay.away import Away
 from towpath.relay.dispatch import Dispatch
@@ -114,9 +114,13 @@ class Relay:
         finally:
             await self._close()
 
+    def drain(self) -> None:
+        """Say "not ready" from now on; `run` is told by its event."""
+        self._is_draining = True
+
     async def _drained(self, stop: asyncio.Event, publishing: asyncio.Task[None]) -> None:
         await stop.wait()
-        self._is_draining = True
+        self.drain()
         grace = self._options.publish_deadline + _WRITE_SECONDS
         done, _ = await asyncio.wait((publishing,), timeout=grace)
         if not done:
@@ -128,7 +132,7 @@ class Relay:
         self._reading_link.drop()
         self._journal_link.drop()
         self._heartbeat.close()  # a beat may have been cut short
-        with contextlib.suppress(StoreUnavailable, TimeoutError):  # then they expire
+        with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._heartbeat.leave()
         self._heartbeat.close()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from towpath.errors import StoreUnavailable
+from towpath.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from towpath.store.database import PLANNER_PINS, plain_url, store_errors
 
 _CONNECT_SECONDS: Final = 10.0
@@ -76,7 +76,11 @@ def _keep_alive(connection: asyncpg.Connection[Any]) -> None:
 
 @contextmanager
 def link_errors() -> Iterator[None]:
-    """Like `store_errors`, and a lock not granted in time is the database being away too."""
+    """Like `store_errors`, with two more meanings.
+
+    A lock not granted in time is the database being away too; a missing table or grant is a
+    ConfigurationError.
+    """
     try:
         with store_errors():
             yield
@@ -87,3 +91,13 @@ def link_errors() -> Iterator[None]:
         asyncpg.QueryCanceledError,
     ) as error:
         raise StoreUnavailable(f"the database did not answer in time: {error}") from error
+    except (
+        asyncpg.UndefinedTableError,
+        asyncpg.UndefinedFunctionError,
+        asyncpg.InvalidSchemaNameError,
+    ) as error:
+        raise SchemaMismatch(
+            f"the schema is not what this towpath needs: {error}: run towpath db upgrade"
+        ) from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigurationError(f"the relay's database role lacks a grant: {error}") from error

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from typing import Final
 
-import asyncpg
-
 from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.relay.away import Away
 from towpath.relay.hooks import RelayHooks
@@ -128,13 +126,8 @@ class Reading:
         if reader is None:
             self._shards.forget()
             store = self._store = OutboxReader(connection, self._schema)
-            try:
-                server, _ = await store.server()
-                outbound = Outbound(await store.installation(), await store.destinations())
-            except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
-                raise SchemaMismatch(
-                    f"the schema {self._schema} is not installed: run towpath db upgrade"
-                ) from error
+            server, _ = await store.server()
+            outbound = Outbound(await store.installation(), await store.destinations())
             reader = self._reader = Reader(store, server, outbound, self._options)
             self._readdressed_at = boot_time()
         elif boot_time() - self._readdressed_at > _READDRESS_SECONDS and self._store is not None:
