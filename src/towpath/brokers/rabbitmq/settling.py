@@ -1,0 +1,62 @@
+"""Which delivery tags of a channel are to be acknowledged or put back, and the frames that say so."""
+
+from collections import deque
+
+import aiormq
+
+
+class Settling:
+    """Tags of one channel. `multiple` acknowledges a whole run, but only where nothing before it is open."""
+
+    def __init__(self, channel: aiormq.Channel) -> None:
+        self._channel = channel
+        self._order: deque[int] = deque()
+        self._outstanding: set[int] = set()
+        self._acknowledged: set[int] = set()
+        self._released: list[int] = []
+
+    def receive(self, tag: int) -> None:
+        """Note an arrival; tags ascend."""
+        self._order.append(tag)
+        self._outstanding.add(tag)
+
+    def acknowledge(self, tag: int) -> bool:
+        """Mark for acknowledgement. False when it was settled already."""
+        if tag not in self._outstanding:
+            return False
+        self._outstanding.discard(tag)
+        self._acknowledged.add(tag)
+        return True
+
+    def release(self, tag: int) -> bool:
+        """Mark to be put back into the queue. False when it was settled already."""
+        if tag not in self._outstanding:
+            return False
+        self._outstanding.discard(tag)
+        self._released.append(tag)
+        return True
+
+    async def send(self, *, is_waiting: bool = False) -> None:
+        """Write what was marked; with `is_waiting` return when it has left the process.
+
+        Released tags go first, each by itself: they would break a run of acknowledged ones.
+        """
+        released, self._released = sorted(self._released), []
+        for tag in released:
+            await self._channel.basic_nack(tag, requeue=True, wait=is_waiting)
+        acknowledged, self._acknowledged = self._acknowledged, set()
+        prefix_end = self._advance(acknowledged)
+        if prefix_end is not None:
+            await self._channel.basic_ack(prefix_end, multiple=True, wait=is_waiting)
+        for tag in sorted(acknowledged):
+            await self._channel.basic_ack(tag, wait=is_waiting)
+
+    def _advance(self, acknowledged: set[int]) -> int | None:
+        """Take the settled tags off the front; the last of them that is to be acknowledged in one go."""
+        prefix_end = None
+        while self._order and self._order[0] not in self._outstanding:
+            tag = self._order.popleft()
+            if tag in acknowledged:
+                acknowledged.discard(tag)
+                prefix_end = tag
+        return prefix_end
