@@ -1,0 +1,1 @@
+"""Programs to read and to run; not part of the installed package."""
