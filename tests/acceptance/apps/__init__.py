@@ -1,0 +1,1 @@
+"""Consumer groups that do as their messages say."""

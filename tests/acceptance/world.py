@@ -1,0 +1,236 @@
+"""One test's world: a database, names of its own at a broker, and processes that never outlive it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import asyncpg
+
+from tests.acceptance.apps.messages import Messages, declare, steps_address, tasks_address
+from tests.acceptance.brokers import WireBroker
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.ports import GroupTopology
+from towpath.testing.services.processes import Command, ProcessGroup
+
+REPOSITORY: Final = Path(__file__).parents[2]
+TOWPATH: Final = str(Path(sys.executable).parent / "towpath")
+_SCHEMA: Final = Path(__file__).parent / "apps" / "schema.sql"
+_POLL_SECONDS: Final = 0.1
+_LOG_LINES: Final = 40
+
+# A dead process is missed within seconds, and a busy machine is not yet taken for a dead process.
+QUICK: Final[Mapping[str, str]] = {
+    "TOWPATH_RELAY__LEASE": "8s",
+    "TOWPATH_RELAY__RENEW_EVERY": "1s",
+    "TOWPATH_RELAY__PUBLISH_DEADLINE": "5s",
+    "TOWPATH_WORKER__LEASE": "8s",
+    "TOWPATH_WORKER__BEAT_EVERY": "1s",
+    "TOWPATH_WORKER__REAP_EVERY": "1s",
+}
+
+
+class World:
+    """Starts, kills and watches the processes of one consumer group and its relay."""
+
+    def __init__(
+        self,
+        group: str,
+        database_url: str,
+        broker: WireBroker,
+        db: "asyncpg.Connection[Any]",
+        processes: ProcessGroup,
+        directory: Path,
+    ) -> None:
+        self.group = group
+        self.database_url = database_url
+        self.broker = broker
+        self.db = db
+        self.directory = directory
+        self.messages: Messages = declare(group)
+        self.steps = steps_address(group)
+        self.tasks = tasks_address(group)
+        self._processes = processes
+        self._expected: dict[str, int | None] = {}
+
+    async def sibling(self) -> "World":
+        """Another group beside this one, on the same database, with the same relay and the same end."""
+        group = await _new_group(self.broker)
+        return World(group, self.database_url, self.broker, self.db, self._processes, self.directory)
+
+    # Processes ---------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every process of ours is given."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TOWPATH_", "OTEL_", "PYTEST_", "COV_"))
+        }
+        return {
+            **inherited,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+            "TOWPATH_DATABASE_URL": self.database_url,
+            "TOWPATH_BROKER_URL": self.broker.url,
+            "TOWPATH_BROKER_OPTIONS": json.dumps(self.broker.options),
+            "TOWPATH_TEST_GROUP": self.group,
+            **QUICK,
+        }
+
+    def spawn(self, name: str, *argv: str, **environment: str) -> None:
+        """Start a process; it is expected to run until `stop`, `kill` or `finished`."""
+        self._processes.spawn(Command(name, argv, {**self.environment, **environment}))
+        self._expected[name] = None
+
+    def relay(self, name: str = "relay", **environment: str) -> None:
+        """Start a relay."""
+        self.spawn(name, sys.executable, "-m", "outbox_relay", **environment)
+
+    def consumer(self, name: str = "consumer", **environment: str) -> None:
+        """Start a member of the scripted group."""
+        self.spawn(name, TOWPATH, "worker", "run", "tests.acceptance.apps.scripted:app", **environment)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self._processes.stop(name, signal.SIGKILL, 10)
+        del self._expected[name]
+
+    def stop(self, name: str, *, grace_seconds: float = 40) -> int:
+        """SIGTERM; the exit code."""
+        code = self._processes.stop(name, signal.SIGTERM, grace_seconds)
+        del self._expected[name]
+        return code
+
+    def expect_death(self, name: str) -> None:
+        """The process will die by SIGKILL on its own, or has done so."""
+        self._expected[name] = -signal.SIGKILL
+
+    async def died(self, name: str, *, seconds: float = 60) -> None:
+        """Wait until a process has died by SIGKILL."""
+        self.expect_death(name)
+
+        async def is_dead() -> bool:
+            return self._processes.exit_code(name) is not None
+
+        await self.until(f"{name} has died", is_dead, seconds=seconds)
+        del self._expected[name]
+
+    async def finished(self, name: str, *, seconds: float = 60) -> None:
+        """Wait until a process has ended by itself with exit code 0."""
+        self._expected[name] = 0
+
+        async def has_ended() -> bool:
+            return self._processes.exit_code(name) is not None
+
+        await self.until(f"{name} has finished", has_ended, seconds=seconds)
+        del self._expected[name]
+
+    async def run(self, name: str, *argv: str, seconds: float = 60, **environment: str) -> str:
+        """Run a process to its end, expect exit code 0, return what it printed."""
+        self.spawn(name, *argv, **environment)
+        await self.finished(name, seconds=seconds)
+        return self._processes.log_since_spawn(name)
+
+    async def cli(self, *arguments: str, **environment: str) -> str:
+        """Run the `towpath` command and return what it printed."""
+        return await self.run("cli", TOWPATH, *arguments, **environment)
+
+    def logs(self) -> str:
+        """The last lines of every process."""
+        names = sorted(path.stem for path in self._processes.directory.glob("*.log"))
+        return "\n".join(f"--- {name}\n{self._processes.log_tail(name, _LOG_LINES)}" for name in names)
+
+    # Waiting -----------------------------------------------------------------------------------
+
+    async def until(
+        self,
+        what: str,
+        ask: Callable[[], Awaitable[bool]],
+        *,
+        seconds: float = 60,
+        every: float = _POLL_SECONDS,
+    ) -> None:
+        """Poll until it is so. Fails with the processes' logs at the deadline, or when one is gone."""
+        deadline = time.monotonic() + seconds
+        while not await ask():
+            self._check_processes(what)
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"not within {seconds:.0f} s: {what}\n{await self._summary()}\n{self.logs()}"
+                )
+            await asyncio.sleep(every)
+
+    async def until_counted(
+        self, expected: int, query: str, *arguments: object, seconds: float = 60, every: float = _POLL_SECONDS
+    ) -> None:
+        """Poll until a counting query returns at least this."""
+
+        async def is_reached() -> bool:
+            return bool(await self.db.fetchval(query, *arguments) >= expected)
+
+        await self.until(f"{expected} of: {query}", is_reached, seconds=seconds, every=every)
+
+    async def until_state(self, state: str, count: int = 1, *, seconds: float = 60) -> None:
+        """Poll until that many tasks of the group are in a state."""
+        query = "select count(*) from towpath.task where consumer_group = $1 and state = $2"
+        await self.until_counted(count, query, self.group, state, seconds=seconds)
+
+    async def states(self) -> dict[str, int]:
+        """Tasks of the group by state."""
+        query = "select state, count(*) as n from towpath.task where consumer_group = $1 group by state"
+        return {row["state"]: row["n"] for row in await self.db.fetch(query, self.group)}
+
+    def _check_processes(self, what: str) -> None:
+        for name, expected in self._expected.items():
+            code = self._processes.exit_code(name)
+            if code is not None and code != expected:
+                raise AssertionError(f"{name} exited with {code} while waiting: {what}\n{self.logs()}")
+
+    async def _summary(self) -> str:
+        outbox = await self.db.fetch(
+            "select status, count(*) as n from towpath.outbox_message group by status"
+        )
+        dead = await self.db.fetch(
+            "select stage, reason_code, error_message from towpath.dead_letter limit 5"
+        )
+        return (
+            f"tasks {await self.states()}, outbox { {row['status']: row['n'] for row in outbox} }, "
+            f"dead letters {[tuple(row) for row in dead]}"
+        )
+
+
+@asynccontextmanager
+async def world_of(database_url: str, broker: WireBroker, directory: Path) -> AsyncIterator[World]:
+    """A world with its topology and business tables; nothing runs yet, and nothing is left behind."""
+    processes = ProcessGroup("acceptance")
+    try:
+        db = await asyncpg.connect(database_url, timeout=30, command_timeout=60)
+        try:
+            await db.execute(_SCHEMA.read_text())
+            group = await _new_group(broker)
+            yield World(group, database_url, broker, db, processes, directory)
+        finally:
+            await db.close(timeout=10)
+    finally:
+        processes.close()
+
+
+async def _new_group(broker: WireBroker) -> str:
+    """A group's name, with its topics, exchanges and queues."""
+    group = f"g{uuid4().hex[:10]}"
+    addresses = (steps_address(group), tasks_address(group))
+    admin = broker_from_url(broker.url, broker.options).admin()
+    try:
+        await admin.apply(addresses, [GroupTopology(group, addresses)], partitions=4)
+    finally:
+        await admin.aclose()
+    return group
