@@ -11,7 +11,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,10 @@ ABANDONED_SAVEPOINTS: Final = 0.02
 FAILING: Final = 0.05
 KEYS: Final = 400
 
-_ADVANCE: Final = "insert into aggregate (key, n) values ({0}, 1) on conflict (key) do update set n = aggregate.n + 1 returning n"
+_ADVANCE: Final = (
+    "insert into aggregate (key, n) values ({0}, 1)"
+    " on conflict (key) do update set n = aggregate.n + 1 returning n"
+)
 
 
 class _RolledBack(Exception):
@@ -73,10 +76,8 @@ class _Producer:
     async def produce(self, plan: _Plan) -> None:
         """One transaction."""
         intentions: list[Intention] = []
-        try:
+        with suppress(_RolledBack):
             await self._transact(plan, intentions)
-        except _RolledBack:
-            pass
         self._ledger.write(intentions)
 
     async def _transact(self, plan: _Plan, intentions: list[Intention]) -> None:

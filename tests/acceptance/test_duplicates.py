@@ -41,7 +41,7 @@ async def _submit_again(world: World) -> tuple[object, bool]:
 
 
 async def test_a_duplicate_delivery_has_one_effect(world: World) -> None:
-    """A8, C5: duplicates beside the first, after it ended, while it waits for a retry, of events and tasks."""
+    """A8, C5: duplicates beside the first, while it waits for a retry, after its end; events and tasks."""
     await world.broker.listen(world.steps)
     await world.broker.listen(world.tasks)
     step, work, _ = world.messages

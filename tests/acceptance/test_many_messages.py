@@ -58,9 +58,12 @@ async def test_every_committed_message_is_done_once_and_in_order(world: World, m
 
     assert (await judge(world.db, world.group, intentions)).problems() == []
     assert any(not each.is_committed for each in intentions)
-    assert await world.db.fetchval(
-        "select count(*) from towpath.task_event where event = 'task.retry_scheduled'"
-    ) > 0
+    assert (
+        await world.db.fetchval(
+            "select count(*) from towpath.task_event where event = 'task.retry_scheduled'"
+        )
+        > 0
+    )
 
 
 async def test_killed_processes_change_nothing_of_it(world: World, message_count: int) -> None:

@@ -58,11 +58,19 @@ def check_trace(
     (create,) = [span for span in own if span.name.startswith("create")]
     assert root.span_id == create.parent_id
     tried = sorted((span for span in own if span.name.startswith("process")), key=lambda span: span.start_ns)
-    assert [
-        span.attributes["towpath.trigger"] for span in tried
-    ] == ["broker", "retry", "retry", "retry", "replay"]
-    assert [
-        span.attributes["towpath.outcome"] for span in tried
-    ] == ["retry", "retry", "retry", "dead", "succeeded"]
+    assert [span.attributes["towpath.trigger"] for span in tried] == [
+        "broker",
+        "retry",
+        "retry",
+        "retry",
+        "replay",
+    ]
+    assert [span.attributes["towpath.outcome"] for span in tried] == [
+        "retry",
+        "retry",
+        "retry",
+        "dead",
+        "succeeded",
+    ]
     processes = {span.service for span in own}
     assert len(processes) == 4, f"producer, relay, consumer and command line, not {processes}"

@@ -31,7 +31,8 @@ app = App(
 )
 
 _EFFECT: Final = text(
-    "insert into effect (message_id, handler, key, n, attempt) values (:message_id, :handler, :key, :n, :attempt)"
+    "insert into effect (message_id, handler, key, n, attempt)"
+    " values (:message_id, :handler, :key, :n, :attempt)"
 )
 _CALL: Final = text(
     "insert into outside_call (message_id, idempotency_key, attempt) values (:message_id, :key, :attempt)"
