@@ -66,7 +66,7 @@ def test_an_error_shows_class_message_and_frames_but_no_values(lines: Lines) -> 
     try:
         connect(f"postgresql://app:{CANARY}@db/app")
     except ConnectionError as error:
-        log.error("service.failed", exc=error, service="billing")  # noqa: TRY400 - an event, not a logger's
+        log.error("task.settle_failed", exc=error, group="billing")  # noqa: TRY400 - an event, not a logger's
     (fact,) = lines()
     assert fact["error"]["class"] == "ConnectionError"
     assert fact["error"]["message"] == "cannot reach postgresql://[redacted]@db/app"

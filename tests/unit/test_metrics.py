@@ -12,8 +12,8 @@ from towpath.telemetry.names import (
     ATTRIBUTES,
     METRICS,
     PROCESS_DURATION,
+    RELAY_SHARDS_OWNED,
     SCOPE,
-    TASKS_BY_STATE,
     TASKS_SETTLED,
     attributes,
 )
@@ -37,7 +37,7 @@ def test_counters_histograms_and_gauges_reach_the_sdk(reader: InMemoryMetricRead
     telemetry.add(TASKS_SETTLED, 2, group="billing", type="order.placed", outcome="succeeded")
     telemetry.add(TASKS_SETTLED, group="billing", type="order.placed", outcome="succeeded")
     telemetry.record(PROCESS_DURATION, 0.02, group="billing", type="order.placed", error_type=None)
-    telemetry.set(TASKS_BY_STATE, 7, group="billing", state="WAITING")
+    telemetry.set(RELAY_SHARDS_OWNED, 7)
     found = read(reader)
     (settled,) = found["towpath.tasks.settled"].data.data_points
     assert settled.value == 3
@@ -46,8 +46,8 @@ def test_counters_histograms_and_gauges_reach_the_sdk(reader: InMemoryMetricRead
     assert duration.count == 1
     assert tuple(duration.explicit_bounds) == PROCESS_DURATION.buckets
     assert "error.type" not in duration.attributes
-    (waiting,) = found["towpath.tasks"].data.data_points
-    assert waiting.value == 7
+    (owned,) = found["towpath.relay.shards.owned"].data.data_points
+    assert owned.value == 7
     provider.shutdown()
 
 
@@ -70,7 +70,7 @@ def test_every_metric_has_an_instrument(reader: InMemoryMetricReader) -> None:
 def test_without_telemetry_nothing_happens() -> None:
     NO_TELEMETRY.add(TASKS_SETTLED, group="billing")
     NO_TELEMETRY.record(PROCESS_DURATION, 1)
-    NO_TELEMETRY.set(TASKS_BY_STATE, 1)
+    NO_TELEMETRY.set(RELAY_SHARDS_OWNED, 1)
 
 
 def test_without_an_sdk_the_api_swallows_it() -> None:

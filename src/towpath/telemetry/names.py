@@ -28,7 +28,6 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "run_no": "towpath.task.run_no",
         "outcome": "towpath.outcome",
         "reason": "towpath.reason_code",
-        "state": "towpath.task.state",
         "stage": "towpath.dead_letter.stage",
         "actor": "towpath.actor",
     }
@@ -190,39 +189,12 @@ TASKS_SETTLED: Final = Metric(
 TASK_RETRIES: Final = Metric(
     "towpath.task.retries", "counter", "{retry}", "Retries scheduled, by reason.", ("group", "type", "reason")
 )
-TASK_END_TO_END: Final = Metric(
-    "towpath.task.end_to_end.duration",
-    "histogram",
-    "s",
-    "From the emit to the end of a message within one group, waiting included.",
-    ("group", "type"),
-    _LONG_SECONDS,
-)
 DEAD_LETTERS: Final = Metric(
     "towpath.dead_letters",
     "counter",
     "{message}",
     "Messages put into the dead-letter catalog, by stage and reason.",
     ("group", "stage", "reason"),
-)
-TASKS_BY_STATE: Final = Metric(
-    "towpath.tasks", "gauge", "{task}", "Tasks that are not final, by state.", ("group", "state")
-)
-TASKS_DUE: Final = Metric(
-    "towpath.tasks.due", "gauge", "{task}", "Waiting tasks whose time has come.", ("group",)
-)
-TASKS_DUE_OLDEST_AGE: Final = Metric(
-    "towpath.tasks.due.oldest.age", "gauge", "s", "How late the most overdue waiting task is.", ("group",)
-)
-WORKER_IN_FLIGHT: Final = Metric(
-    "towpath.worker.in_flight",
-    "gauge",
-    "{message}",
-    "Messages received and not yet acknowledged.",
-    ("group",),
-)
-WORKER_IN_FLIGHT_BYTES: Final = Metric(
-    "towpath.worker.in_flight.size", "gauge", "By", "Bytes received and not yet acknowledged.", ("group",)
 )
 WORKER_LEASES_LOST: Final = Metric(
     "towpath.worker.leases.lost",
@@ -252,13 +224,7 @@ METRICS: Final = (
     TASKS_CLAIMED,
     TASKS_SETTLED,
     TASK_RETRIES,
-    TASK_END_TO_END,
     DEAD_LETTERS,
-    TASKS_BY_STATE,
-    TASKS_DUE,
-    TASKS_DUE_OLDEST_AGE,
-    WORKER_IN_FLIGHT,
-    WORKER_IN_FLIGHT_BYTES,
     WORKER_LEASES_LOST,
     TASKS_REAPED,
 )
