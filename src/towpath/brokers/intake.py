@@ -3,10 +3,13 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from towpath.brokers.ports import Delivery
 
-_LOW_WATERMARK = 0.75
+_LOW_WATERMARK: Final = 0.75
+_FIRST_GUESS_BYTES: Final = 16_384.0
+_LEARNING_RATE: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class Intake:
         self._buffer: deque[Delivery] = deque()
         self._loads: dict[tuple[str, int], _Load] = {}
         self._total = _Load()
+        self._usual_bytes = _FIRST_GUESS_BYTES
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -49,8 +53,10 @@ class Intake:
 
     @property
     def free_count(self) -> int:
-        """How many more messages fit, by number."""
-        return max(0, self._max_count - self._total.count)
+        """How many more messages fit, by number and, going by the sizes seen lately, by bytes."""
+        by_number = self._max_count - self._total.count
+        by_size = int((self._max_bytes - self._total.size_bytes) / self._usual_bytes)
+        return max(0, min(by_number, by_size))
 
     @property
     def is_full(self) -> bool:
@@ -68,9 +74,11 @@ class Intake:
     def add(self, delivery: Delivery) -> None:
         """Take in one arrival, at the end of the buffer."""
         load = self._loads.setdefault((delivery.partition, delivery.epoch), _Load())
+        size_bytes = delivery.size_bytes
         for each in (load, self._total):
             each.count += 1
-            each.size_bytes += delivery.size_bytes
+            each.size_bytes += size_bytes
+        self._usual_bytes += (size_bytes - self._usual_bytes) * _LEARNING_RATE
         self._buffer.append(delivery)
         self._arrived.set()
         if self.is_full:
