@@ -23,7 +23,7 @@ with s as materialized (
   ) w
   limit $5::int
 ), sized as (
-  select f.*, sum(f.size) over (rows unbounded preceding) - f.size < $6::bigint as fits from found f
+  select f.*, sum(f.size) over (rows unbounded preceding) as upto_here from found f
 )
 select 0::bigint as id, null::smallint as shard, null::uuid as message_id, pg_current_snapshot()::text as kind,
        s.s2::text as destination, pg_postmaster_start_time()::text as type,
@@ -35,7 +35,7 @@ union all
 select o.id, o.shard, o.message_id, o.kind, o.destination, o.type, o.key, o.content_type,
        case when o.fits then o.headers::text end, case when o.fits then o.payload end, o.created_at,
        towpath.key_hash(o.key, o.message_id), o.fits
-from sized o
+from (select z.*, z.upto_here <= $6::bigint or z.upto_here = z.size as fits from sized z) o
 order by 1
 
 -- name: list_keys
@@ -66,14 +66,14 @@ from unnest($1::smallint[], $5::bigint[]) s(shard, after_id)
 select o.id, o.shard, o.message_id, o.kind, o.destination, o.type, o.key, o.content_type, o.headers::text as headers,
        o.payload, o.created_at, towpath.key_hash(o.key, o.message_id) as key_hash, true as fits
 from (
-  select f.*, sum(f.size) over (order by f.id rows unbounded preceding) - f.size as before
+  select f.*, sum(f.size) over (order by f.id rows unbounded preceding) as upto_here
   from (
     select o.*, octet_length(o.payload) + pg_column_size(o.headers) as size
     from unnest($1::smallint[], $2::text::xid8[], $3::bigint[], $4::bigint[]) k(shard, xid, first_id, last_id)
     join towpath.outbox o on o.shard = k.shard and o.xid = k.xid and o.id between k.first_id and k.last_id
   ) f
 ) o
-where o.before < $5::bigint
+where o.upto_here <= $5::bigint or o.upto_here = o.size
 order by o.id
 
 -- name: server
