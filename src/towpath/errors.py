@@ -7,7 +7,8 @@ TowpathError
 │   ├── UnknownType          a class that is not a registered message, a type without a handler
 │   ├── InvalidMessage       key, id, owner, destination, header or datetime outside the limits
 │   ├── PayloadTooLarge
-│   └── DedupeConflict       the same dedupe key was submitted with another body
+│   ├── DedupeConflict       the same dedupe key was submitted with another body
+│   └── TaskNotFound         no such task in this group: not committed yet, expired, or another group's
 ├── ConfigurationError       the deployment is wrong: fix settings, grants, schema or topology
 │   ├── SettingsError
 │   ├── MissingExtra         an optional dependency is not installed
@@ -22,6 +23,7 @@ TowpathError
 ├── HandlerStopped           the engine ended a handler before it was done
 │   ├── HandlerTimeout       it ran longer than its own timeout: spends an attempt
 │   └── DeadlinePassed       the task's absolute deadline came: no further attempt
+├── TaskNotSucceeded         the task whose result was awaited ended otherwise
 └── DecodeError              bytes that are not what their type says
 ```
 
@@ -91,6 +93,12 @@ class DedupeConflict(UsageError):
     def __init__(self, message: str, task_id: str) -> None:
         super().__init__(message)
         self.task_id = task_id
+
+
+class TaskNotFound(UsageError):
+    """There is no such task in this group."""
+
+    code = "usage.task_not_found"
 
 
 class ConfigurationError(TowpathError):
@@ -187,6 +195,18 @@ class DeadlinePassed(HandlerStopped):
     """The task's absolute deadline came before it was done."""
 
     code = "handler.deadline_passed"
+
+
+class TaskNotSucceeded(TowpathError):
+    """The task whose result was awaited ended FAILED, DEAD, CANCELLED or EXPIRED."""
+
+    code = "task.not_succeeded"
+
+    def __init__(self, task_id: str, state: str, reason_code: str | None) -> None:
+        super().__init__(f"task {task_id} ended {state}" + (f": {reason_code}" if reason_code else ""))
+        self.task_id = task_id
+        self.state = state
+        self.reason_code = reason_code
 
 
 class DecodeError(TowpathError):

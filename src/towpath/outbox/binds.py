@@ -6,23 +6,21 @@ changed something, or the call is refused.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import Connection, Engine, column, table, update
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from towpath.errors import NoTransaction
 from towpath.outbox.statements import has_changed
-
-# Routing sessions look at the statement: they must take it for a write.
-_A_WRITE: Final = update(table("outbox", column("id")))
+from towpath.store.callers import A_WRITE
 
 
 def route(session: Session) -> Engine | Connection | None:
     """Where the session sends writes that belong to no class; None if it does not say."""
     try:
-        return session.get_bind(clause=_A_WRITE)
+        return session.get_bind(clause=A_WRITE)
     except UnboundExecutionError:
         return None
 

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, overload
 from uuid import UUID
 
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
 from towpath.errors import DedupeConflict, NoTransaction
@@ -27,6 +29,7 @@ from towpath.store.callers import (
     AnyAsyncSession,
     AnySession,
     AsyncpgConnection,
+    Awaited,
     Caller,
     async_session,
     is_async_session,
@@ -165,7 +168,7 @@ class Outbox:
     @overload
     def submit(
         self,
-        target: AnyAsyncSession | AsyncpgConnection,
+        target: Awaited,
         payload: object,
         *,
         owner: str = ...,
@@ -203,8 +206,8 @@ class Outbox:
         if is_async_session(target):
             return self._submit_async(target, row)
         session = sync_session(target)
-        accepted = self._accept(session, row)
-        return SyncTaskHandle(TaskId(accepted.task_id), row.group, accepted.created, self.schema, session)
+        accepted, engine = self._accept(session, row)
+        return SyncTaskHandle(TaskId(accepted.task_id), row.group, accepted.created, engine, self.schema)
 
     def _write_one(self, target: Caller, row: OutboxRow) -> UUID | Coroutine[Any, Any, UUID]:
         if is_asyncpg(target):
@@ -225,25 +228,25 @@ class Outbox:
             await insert_async(connection, rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
-    def _accept(self, session: Session, row: TaskRow) -> Acceptance:
+    def _accept(self, session: Session, row: TaskRow) -> tuple[Acceptance, Engine]:
         buffer.check_transaction(session)
         connection = buffer.connection_for_write(session, self.schema)
         accepted = _checked(accept(connection, row, self.schema), row)
         if accepted.created:
             buffer.add(session, [row.outbox_row()], self.schema)
-        return accepted
+        return accepted, connection.engine
 
     async def _submit_async(self, target: AnyAsyncSession, row: TaskRow) -> TaskHandle:
-        session = async_session(target)
-        accepted = await session.run_sync(self._accept, row)
-        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, self.schema, session)
+        accepted, engine = await async_session(target).run_sync(self._accept, row)
+        readable = AsyncEngine(engine)
+        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, readable, self.schema)
 
     async def _submit_asyncpg(self, connection: AsyncpgConnection, row: TaskRow) -> TaskHandle:
         _check_asyncpg(connection)
         accepted = _checked(await accept_async(connection, row, self.schema), row)
         if accepted.created:
             await insert_async(connection, [row.outbox_row()], self.schema)
-        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, self.schema, connection)
+        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, connection, self.schema)
 
 
 def _check_asyncpg(connection: AsyncpgConnection) -> None:

@@ -39,7 +39,7 @@ def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
 
 async def accept_async(connection: AsyncpgConnection, row: TaskRow, schema: str) -> Acceptance:
     """Write a task's row unless it was submitted before."""
-    found = await connection.fetchrow(statement(FAMILY, "accept_task", schema), *row)
+    (found,) = await connection.fetch(statement(FAMILY, "accept_task", schema), *row)
     return Acceptance(UUID(found["task_id"]), found["created"], found["same_body"])
 
 

@@ -7,11 +7,11 @@ and statement caches are the caller's business, so statements here depend on non
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, NoReturn, TypeAlias, TypeGuard
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause, column, table, text, update
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -20,8 +20,12 @@ from towpath.store.statements import load
 
 AnySession: TypeAlias = Session | scoped_session[Any]
 AnyAsyncSession: TypeAlias = AsyncSession | async_scoped_session[Any]
-AsyncpgConnection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
-Caller: TypeAlias = "AnySession | AnyAsyncSession | AsyncpgConnection"
+AsyncpgConnection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
+Awaited: TypeAlias = AnyAsyncSession | AsyncpgConnection
+Caller: TypeAlias = AnySession | Awaited
+
+A_WRITE: Final = update(table("outbox", column("id")))
+"""For `Session.get_bind(clause=…)`: routing sessions look at the statement and must see a write."""
 
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _PARAMETER: Final = re.compile(r"\$(\d+)")
@@ -54,10 +58,17 @@ def is_async_session(target: object) -> TypeGuard[AnyAsyncSession]:
     return isinstance(target, AsyncSession | async_scoped_session)
 
 
-def async_session(target: AnyAsyncSession) -> AsyncSession:
-    """The async session itself, of a scoped one the current scope's."""
-    session: AsyncSession = target() if isinstance(target, async_scoped_session) else target
-    return session
+def _refuse(target: object) -> NoReturn:
+    raise NoTransaction(
+        "this needs a SQLAlchemy Session or AsyncSession or an asyncpg connection, in a transaction;"
+        f" got {type(target).__module__}.{type(target).__qualname__}"
+    )
+
+
+def async_session(target: object) -> AsyncSession:
+    """The async session itself, of a scoped one the current scope's. Raises NoTransaction."""
+    session: object = target() if isinstance(target, async_scoped_session) else target
+    return session if isinstance(session, AsyncSession) else _refuse(target)
 
 
 def sync_session(target: object) -> Session:
@@ -69,7 +80,4 @@ def sync_session(target: object) -> Session:
     if isinstance(target, scoped_session):
         session: Session = target()
         return session
-    raise NoTransaction(
-        "this needs a SQLAlchemy Session or AsyncSession or an asyncpg connection, in a transaction;"
-        f" got {type(target).__module__}.{type(target).__qualname__}"
-    )
+    _refuse(target)

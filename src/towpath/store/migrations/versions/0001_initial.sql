@@ -362,3 +362,67 @@ begin
     -- The first one expired between the two statements.
   end loop;
 end $$;
+
+-- Cancel a task: what has not begun ends CANCELLED at once, and its lane goes on; what is running is
+-- asked to stop and ends by itself. Returns the state afterwards, null when there is no such task.
+-- Lock order: the lane's gate, then the task.
+create function towpath.cancel_task(consumer_group text, id uuid, actor text default null) returns text
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  seen record;
+  head uuid;
+  follower uuid;
+begin
+  loop
+    select t.state, t.version, t.source, t.lane, t.attempt, t.run_no into seen from towpath.task t
+      where t.consumer_group = cancel_task.consumer_group and t.id = cancel_task.id;
+    if not found then
+      return null;
+    elsif seen.state = 'RUNNING' then
+      update towpath.task t set cancel_requested = true, updated_at = towpath.clock()
+        where t.consumer_group = cancel_task.consumer_group and t.id = cancel_task.id
+          and t.version = seen.version and t.state = 'RUNNING';
+    elsif seen.state in ('ACCEPTED', 'WAITING', 'PARKED') then
+      head := null;
+      if seen.lane is not null then
+        select g.head into head from towpath.key_gate g
+          where g.consumer_group = cancel_task.consumer_group and g.source = seen.source and g.lane = seen.lane
+          for update;
+      end if;
+      update towpath.task t
+        set state = 'CANCELLED', due_at = null, waiting_for = null, cancel_requested = true, reason_code = 'cancelled',
+            version = t.version + 1, updated_at = towpath.clock(), finished_at = towpath.clock()
+        where t.consumer_group = cancel_task.consumer_group and t.id = cancel_task.id
+          and t.version = seen.version and t.state = seen.state;
+    else
+      return seen.state;
+    end if;
+    exit when found;
+  end loop;
+  if seen.state = 'RUNNING' then
+    return seen.state;
+  end if;
+  insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no,
+                                  reason_code, actor)
+    values (cancel_task.consumer_group, cancel_task.id, 'task.cancelled', seen.state, 'CANCELLED', seen.version + 1,
+            seen.attempt, seen.run_no, 'cancelled', cancel_task.actor);
+  if head = cancel_task.id then
+    select t.id into follower from towpath.task t
+      where t.consumer_group = cancel_task.consumer_group and t.source = seen.source and t.lane = seen.lane
+        and t.state = 'PARKED'
+      order by t.position nulls first, t.id limit 1;
+    if found then
+      update towpath.key_gate g set head = follower
+        where g.consumer_group = cancel_task.consumer_group and g.source = seen.source and g.lane = seen.lane;
+      update towpath.task t
+        set state = 'WAITING', due_at = towpath.clock(), waiting_for = 'promoted', version = t.version + 1,
+            updated_at = towpath.clock()
+        where t.consumer_group = cancel_task.consumer_group and t.id = follower and t.state = 'PARKED';
+    else
+      delete from towpath.key_gate g
+        where g.consumer_group = cancel_task.consumer_group and g.source = seen.source and g.lane = seen.lane;
+    end if;
+  end if;
+  return 'CANCELLED';
+end $$;
