@@ -162,6 +162,7 @@ class _History:
             database,
             subscriber,
             settings,
+            installation="test",
             outbox=Outbox(),
             resources={},
             telemetry=NO_TELEMETRY,

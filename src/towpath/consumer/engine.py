@@ -16,7 +16,8 @@ from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, Sto
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.database import Database
-from towpath.store.destinations import addresses_of
+from towpath.store.destinations import addresses_of, installation_of
+from towpath.store.installed import ensure_installed
 from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
@@ -93,7 +94,8 @@ class Consumer:
             stack.push_async_callback(self._database.aclose)
             if not await self._persist(self._database.start, stop):
                 return
-            await self._database.check_schema()
+            async with self._database.pool.acquire() as connection:
+                await ensure_installed(connection, self._database.schema)
             resources = {
                 cls: await stack.enter_async_context(factory())
                 for cls, factory in self._app.providers.items()
@@ -117,6 +119,7 @@ class Consumer:
             self._database,
             subscriber,
             self._settings,
+            installation=await installation_of(self._database),
             outbox=self._outbox,
             resources=resources,
             telemetry=self._telemetry,

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
-from tenacity import AsyncRetrying, retry_if_result, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from towpath.app import App
 from towpath.backoff import parse_duration
@@ -104,34 +104,40 @@ class Executor:
             payload = _decode(handler, work)
         except DecodeError as error:
             return Failed(self._classifier.classify(error))
-        in_place = AsyncRetrying(
-            stop=lambda state: state.attempt_number > self._in_place_limit(handler, state.outcome),
-            wait=wait_random_exponential(multiplier=0.05, max=1),
-            retry=retry_if_result(
-                lambda execution: isinstance(execution, Failed) and execution.failure.in_place
-            ),
-            retry_error_callback=lambda state: None if state.outcome is None else state.outcome.result(),
-        )
-        tries = 0
+        execution = await self._try(handler, work, payload)
+        if isinstance(execution, Failed) and execution.failure.in_place:
+            return await self._again_in_place(handler, work, payload, execution)
+        return execution
+
+    async def _again_in_place(
+        self, handler: Handler, work: Work, payload: object, first: Failed
+    ) -> Execution:
+        """Clearly transient: a few tries at once, which count as attempts unless they are free."""
+        spent = 0
+
+        def note(failed: Execution) -> Execution:
+            nonlocal spent
+            spent += isinstance(failed, Failed) and not failed.failure.is_free
+            return Failed(failed.failure, spent) if isinstance(failed, Failed) else failed
 
         async def one_try() -> Execution:
-            nonlocal tries
-            execution = await self._try(handler, work, payload)
-            if not (isinstance(execution, Failed) and execution.failure.is_free):
-                tries += 1
-            return execution
+            return note(await self._try(handler, work, payload))
 
-        execution: Execution = await in_place(one_try)
-        return Failed(execution.failure, tries) if isinstance(execution, Failed) else execution
-
-    @staticmethod
-    def _in_place_limit(handler: Handler, outcome: Any) -> int:
-        execution = outcome.result()
-        is_free = isinstance(execution, Failed) and execution.failure.is_free
-        return _FREE_IN_PLACE_TRIES if is_free else handler.retry.in_place
+        last = note(first)
+        limit = _FREE_IN_PLACE_TRIES if first.failure.is_free else handler.retry.in_place
+        if limit == 0:
+            return last
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(limit),
+            wait=wait_random_exponential(multiplier=0.05, max=1),
+            retry=retry_if_result(_is_transient),
+            retry_error_callback=lambda state: None if state.outcome is None else state.outcome.result(),
+        )
+        execution: Execution = await retrying(one_try)
+        return execution
 
     async def _try(self, handler: Handler, work: Work, payload: object) -> Execution:
-        envelope = envelope_of(work)
+        envelope = work.envelope or envelope_of(work)
         attempt = Attempt(work.id, work.key, work.attempt + 1, work.run_no, envelope, work.owner)
         argument = Message(payload, work.key, envelope) if handler.wants_message else payload
         try:
@@ -246,6 +252,10 @@ class Executor:
             error_message=f"{self._app.name} has no handler for {work.type!r}: deploy one, or app.ignore it",
             fingerprint=f"unknown_type:{work.type}"[:64],
         )
+
+
+def _is_transient(execution: Execution) -> bool:
+    return isinstance(execution, Failed) and execution.failure.in_place
 
 
 def _wrapped(

@@ -28,7 +28,7 @@ class Undecodable:
     error: DecodeError
 
 
-def read(app: App, delivery: Delivery, received_at: datetime) -> tuple[Work, Envelope] | Undecodable:
+def read(app: App, delivery: Delivery, received_at: datetime) -> Work | Undecodable:
     """The work a delivery asks for. Never raises for what is in the message."""
     key = _storable_key(delivery.key)
     lane = lane_of(app, key, delivery.partition)
@@ -52,10 +52,11 @@ def read(app: App, delivery: Delivery, received_at: datetime) -> tuple[Work, Env
         position,
         envelope.content_type,
     )
+    work.envelope = envelope
     work.has_body = envelope.body == "inline"
     if not work.has_body:
         work.headers = envelope.headers
-    return work, envelope
+    return work
 
 
 def lane_of(app: App, key: str | None, partition: str) -> str | None:

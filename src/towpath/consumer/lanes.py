@@ -8,7 +8,6 @@ from itertools import count
 
 from towpath.brokers.ports import Delivery
 from towpath.errors import DecodeError
-from towpath.messages import Envelope
 from towpath.store.work import Work
 
 
@@ -18,7 +17,6 @@ class Received:
 
     work: Work
     delivery: Delivery
-    envelope: Envelope | None = None
     undecodable: DecodeError | None = None
     lane: "Lane | None" = None
 

@@ -18,7 +18,7 @@ from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
 from towpath.consumer.upkeep import StoreWatch
 from towpath.crashpoints import CrashPoint, crash_point
-from towpath.errors import StoreUnavailable
+from towpath.errors import DecodeError, StoreUnavailable
 from towpath.settings import WorkerSettings
 from towpath.store.claims import Claimed, ClaimStore
 from towpath.store.work import Standing, Work
@@ -30,6 +30,9 @@ _RECEIVE_COUNT: Final = 500
 _IDLE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
+_WRONG_DATABASE: Final = (
+    "the task's row is in another installation's database: submit works within one database, send between two"
+)
 
 log = event_logger(__name__)
 
@@ -43,6 +46,7 @@ class Pump:
         subscriber: Subscriber,
         settings: WorkerSettings,
         *,
+        installation: str,
         claims: ClaimStore,
         runner: Runner,
         roster: Roster,
@@ -53,6 +57,7 @@ class Pump:
         self._app = app
         self._subscriber = subscriber
         self._settings = settings
+        self._installation = installation
         self._claims = claims
         self._runner = runner
         self._roster = roster
@@ -84,11 +89,10 @@ class Pump:
             asked = read(self._app, delivery, now)
             if isinstance(asked, Undecodable):
                 self._lanes.add(Received(asked.work, delivery, undecodable=asked.error))
-            elif asked[0].type in self._app.ignored_types:
+            elif asked.type in self._app.ignored_types:
                 self._subscriber.acknowledge([delivery])
             else:
-                work, envelope = asked
-                self._lanes.add(Received(work, delivery, envelope=envelope))
+                self._lanes.add(Received(asked, delivery))
 
     async def claim_loop(self) -> None:
         """Start the heads of ready lanes while slots are free."""
@@ -159,10 +163,18 @@ class Pump:
             self._hold(by_id[work.id], _BUSY_SECONDS)
         for work in claimed.lost:
             received = by_id[work.id]
-            if self._runner.may_acknowledge(work, standings[work.id], received.envelope):
+            if self._is_of_another_database(work, standings[work.id]):
+                self._spawn_burial(received, DecodeError("wrong_database", _WRONG_DATABASE))
+            elif self._runner.may_acknowledge(work, standings[work.id]):
                 self._finish(received)
             else:
                 self._hold(received, _BUSY_SECONDS)
+
+    def _is_of_another_database(self, work: Work, standing: Standing) -> bool:
+        """A task whose body is in a row that this database never had."""
+        if standing is not Standing.MISSING or work.envelope is None or work.envelope.body != "row":
+            return False
+        return work.envelope.installation != self._installation
 
     async def _run(self, received: Received) -> None:
         if await self._runner.run(received.work, self._settings.max_deliveries, received.delivery):

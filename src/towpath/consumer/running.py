@@ -16,7 +16,6 @@ from towpath.consumer.settling import GroupCommit, until_available
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError
 from towpath.failures import Failure
-from towpath.messages import Envelope
 from towpath.states import TaskState, WaitingFor
 from towpath.store.claims import ClaimStore
 from towpath.store.settles import SettleStore
@@ -107,7 +106,7 @@ class Runner:
         if outcome is None:
             log.info("task.result_dropped", group=self._app.name, message_id=str(work.id), type=work.type)
             standing = (await until_available(lambda: self._claims.standings([work.id])))[work.id]
-            return self.may_acknowledge(work, standing, None)
+            return self.may_acknowledge(work, standing)
         self._telemetry.add(names.TASKS_SETTLED, 1, group=self._app.name, type=work.type, outcome=outcome)
         return True
 
@@ -146,9 +145,9 @@ class Runner:
             self._phases[work] = _Phase.HANDED_BACK
         return True
 
-    def may_acknowledge(self, work: Work, standing: Standing, envelope: Envelope | None) -> bool:
+    def may_acknowledge(self, work: Work, standing: Standing) -> bool:
         """Whether a message that was not won or lost its token needs no more of this member."""
-        if standing is Standing.MISSING and envelope is not None and envelope.body == "row":
+        if standing is Standing.MISSING and work.envelope is not None and work.envelope.body == "row":
             log.warning("task.row_missing", group=self._app.name, message_id=str(work.id), type=work.type)
             return True
         return standing is Standing.SETTLED

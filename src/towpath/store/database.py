@@ -10,12 +10,10 @@ from typing import Any, Final
 import asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from towpath.errors import SchemaMismatch, StoreUnavailable
+from towpath.errors import StoreUnavailable
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "25006")
-
-SCHEMA_VERSION: Final = "1"
 
 PLANNER_PINS: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -93,22 +91,6 @@ class Database:
                     timeout=10,
                     server_settings={"application_name": "towpath", **PLANNER_PINS},
                 )
-
-    async def check_schema(self) -> None:
-        """Raises SchemaMismatch with the fix when the schema is absent or of another version."""
-        statement = in_schema("select value from towpath.meta where name = 'schema_version'", self.schema)
-        with store_errors():
-            try:
-                found = await self.pool.fetchval(statement)
-            except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
-                raise SchemaMismatch(
-                    f"the database has no schema {self.schema!r}: run `towpath db upgrade`"
-                ) from error
-        if found != SCHEMA_VERSION:
-            raise SchemaMismatch(
-                f"schema {self.schema!r} has version {found}, this library needs {SCHEMA_VERSION}: "
-                "run `towpath db upgrade`, or deploy the library that matches"
-            )
 
     async def aclose(self) -> None:
         """Close pool and engine; bounded; idempotent."""

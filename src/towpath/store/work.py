@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import Enum
 from uuid import UUID
 
-from towpath.messages import Headers
+from towpath.messages import Envelope, Headers
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,8 @@ class Work:
     headers: Headers
     trace: str | None
     """The traceparent of its creation."""
+    envelope: Envelope | None = None
+    """As the broker brought it; work from the database reads its stored headers when it runs."""
     has_body: bool = True
     """False: a submitted task, whose body is in its row and is filled in by the claim."""
     is_from_broker: bool = True
