@@ -13,6 +13,7 @@ from towpath.outbox import Outbox
 from towpath.serving import serve
 from towpath.settings import Settings
 from towpath.store.database import Database
+from towpath.telemetry.logging import setup_logging
 from towpath.telemetry.metrics import OpenTelemetry
 from towpath.telemetry.setup import setup
 
@@ -59,6 +60,7 @@ def load_app(path: str) -> App:
 
 def run(app: App, settings: Settings) -> None:
     """Consume until SIGTERM, then drain. Raises ConfigurationError, and bugs."""
+    setup_logging(level=settings.telemetry.log_level, format_=settings.telemetry.log_format)
     handle = setup(f"towpath-{app.name}", traces_file=settings.telemetry.traces_file)
     try:
         asyncio.run(_run(app, settings))
