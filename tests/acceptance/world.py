@@ -77,7 +77,7 @@ class World:
         }
         return {
             **inherited,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'src'}",
             "PYTHONUNBUFFERED": "1",
             "TOWPATH_DATABASE_URL": self.database_url,
             "TOWPATH_BROKER_URL": self.broker.url,
