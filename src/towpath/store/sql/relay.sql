@@ -11,7 +11,7 @@
 with s as materialized (
   select coalesce($4::text::pg_snapshot, pg_current_snapshot()) as s2
 ), found as (
-  select w.*, octet_length(w.payload) + pg_column_size(w.headers) as size
+  select w.*, coalesce(octet_length(w.payload), 0) + pg_column_size(w.headers) as size
   from s, lateral (
     select o.* from towpath.outbox o
     where o.shard = any($2::smallint[])
@@ -68,7 +68,7 @@ select o.id, o.shard, o.message_id, o.kind, o.destination, o.type, o.key, o.cont
 from (
   select f.*, sum(f.size) over (order by f.id rows unbounded preceding) as upto_here
   from (
-    select o.*, octet_length(o.payload) + pg_column_size(o.headers) as size
+    select o.*, coalesce(octet_length(o.payload), 0) + pg_column_size(o.headers) as size
     from unnest($1::smallint[], $2::text::xid8[], $3::bigint[], $4::bigint[]) k(shard, xid, first_id, last_id)
     join towpath.outbox o on o.shard = k.shard and o.xid = k.xid and o.id between k.first_id and k.last_id
   ) f
