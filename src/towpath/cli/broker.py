@@ -1,8 +1,9 @@
 """`towpath broker`: topics, exchanges and queues."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -13,9 +14,11 @@ from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Json, text
 from towpath.cli.output import as_json, clean
 from towpath.cli.session import run_async
-from towpath.errors import UsageError
+from towpath.errors import BrokerUnavailable, UsageError
 
 app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
+
+_BROKER_SECONDS: Final = 60
 
 Apps: TypeAlias = Annotated[
     list[str] | None,
@@ -70,7 +73,10 @@ async def _admin() -> AsyncIterator[BrokerAdmin]:
     loaded = settings.load()
     admin = broker_from_url(loaded.broker_url.get_secret_value(), loaded.broker_options).admin()
     try:
-        yield admin
+        async with asyncio.timeout(_BROKER_SECONDS):
+            yield admin
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"the broker did not answer within {_BROKER_SECONDS} seconds") from error
     finally:
         await admin.aclose()
 

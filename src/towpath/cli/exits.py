@@ -16,13 +16,14 @@ import asyncpg
 
 from towpath.errors import (
     BrokerUnavailable,
+    ConfigurationError,
     MissingExtra,
     SettingsError,
     StoreUnavailable,
     TowpathError,
     UsageError,
 )
-from towpath.failures import describe
+from towpath.failures import describe, redact
 from towpath.store.database import is_unavailable
 
 OK: Final = 0
@@ -56,7 +57,16 @@ class Stop(Exception):
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """One line that names the fix, and the exit code."""
+    """One line that names the fix, and the exit code. What drivers say is redacted."""
+    if isinstance(error, UsageError | SettingsError | MissingExtra):
+        return str(error), USAGE
+    line, code = _explained(error)
+    return redact(line), code
+
+
+def _explained(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, ConfigurationError):
+        return str(error), FAILED
     cause: BaseException | None = error
     while cause is not None:
         state = getattr(cause, "sqlstate", None)
@@ -70,8 +80,6 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"{error}: is it running where TOWPATH_DATABASE_URL says?", UNREACHABLE
     if isinstance(error, BrokerUnavailable):
         return f"{error}: is the broker running where TOWPATH_BROKER_URL says?", UNREACHABLE
-    if isinstance(error, UsageError | SettingsError | MissingExtra):
-        return str(error), USAGE
     if isinstance(error, TowpathError):
         return str(error), FAILED
     return f"failed: {type(error).__name__}: {describe(error)} (towpath -vv … shows where)", FAILED

@@ -12,7 +12,6 @@ from typer.main import get_command
 from towpath.cli import broker, config, db, dlq, outbox, relay, tasks, worker
 from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
 from towpath.cli.output import clean
-from towpath.failures import redact
 
 app = typer.Typer(
     name="towpath",
@@ -83,4 +82,4 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complain(line: str) -> None:
-    print(f"towpath: {clean(redact(' '.join(line.split())))}", file=sys.stderr)
+    print(f"towpath: {clean(' '.join(line.split()))}", file=sys.stderr)
