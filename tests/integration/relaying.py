@@ -44,6 +44,8 @@ class RecordingBroker:
     """Windows offered, also in vain."""
     is_available: bool = True
     is_keeping: bool = True
+    is_slow: bool = False
+    """Let others run between two messages, so that a window can break in the middle."""
     count: int = 0
     refuse: Refusal | None = None
     before: Callable[[int, Sequence[OutboundMessage]], Awaitable[None]] | None = None
@@ -101,6 +103,8 @@ class RecordingPublisher:
                     if broker.is_keeping:
                         broker.arrivals.append(Arrival(message, self._number, time.monotonic()))
                     result.acknowledged.add(index)
+                    if broker.is_slow:
+                        await asyncio.sleep(0)
         except TimeoutError:
             result.unavailable = BrokerUnavailable("the deadline passed")
         except BrokerUnavailable as error:
