@@ -1,22 +1,21 @@
 """Run one handler: decode, inject, bound in time, and say what came of it. Settles only transactions."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from towpath.app import App
 from towpath.backoff import parse_duration
-from towpath.consumer.intake import envelope_of
 from towpath.context import Attempt, Call, HandlerSession, Tx
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DeadlinePassed, DecodeError, HandlerTimeout, UsageError
-from towpath.failures import Failure
+from towpath.failures import Failure, redact
 from towpath.handlers import Effect, Handler
 from towpath.messages import Message, decode
 from towpath.outbox import Outbox
@@ -24,7 +23,7 @@ from towpath.outcomes import Reject
 from towpath.states import TaskState
 from towpath.store.database import Database
 from towpath.store.settles import SettleStore
-from towpath.store.work import Work
+from towpath.store.work import Work, envelope_of
 
 _FREE_IN_PLACE_TRIES: Final = 3
 """Serialization failures and lock timeouts come again at once, whatever the policy says."""
@@ -93,7 +92,8 @@ class Executor:
 
     async def execute(self, work: Work) -> Execution:
         """What came of one attempt. Only cancellation is raised."""
-        if work.deadline_seconds is not None and work.deadline_seconds <= 0:
+        left = _seconds_left(work)
+        if left is not None and left <= 0:
             return Failed(
                 self._classifier.classify(DeadlinePassed("the deadline passed before it could start")), 0
             )
@@ -124,8 +124,9 @@ class Executor:
             return note(await self._try(handler, work, payload))
 
         last = note(first)
-        limit = _FREE_IN_PLACE_TRIES if first.failure.is_free else handler.retry.in_place
-        if limit == 0:
+        left = handler.retry.attempts - work.attempt - 1
+        limit = _FREE_IN_PLACE_TRIES if first.failure.is_free else min(handler.retry.in_place, left)
+        if limit <= 0:
             return last
         retrying = AsyncRetrying(
             stop=stop_after_attempt(limit),
@@ -153,6 +154,7 @@ class Executor:
         async with self._session() as session:
             context = [Tx(session, attempt, self._outbox)] if handler.wants_context else []
             returned = await self._bounded(handler, work, attempt, argument, *context)
+            session.check_transaction()
             await session.flush()
             done = _done(handler, returned)
             promoted = await self._settles.settle_in(
@@ -177,12 +179,13 @@ class Executor:
         is_dropped = False
 
         @asynccontextmanager
-        async def settling() -> AsyncIterator[AsyncSession]:
+        async def settling() -> AsyncIterator[HandlerSession]:
             nonlocal committed, is_dropped
             if committed is not None or is_dropped:
                 raise UsageError("call.transaction() ends the task: it can be used once, as the last act")
             async with self._session() as session:
                 yield session
+                session.check_transaction()
                 await session.flush()
                 promoted = await self._settles.settle_in(session, work, TaskState.SUCCEEDED)
                 if promoted is None:
@@ -212,7 +215,7 @@ class Executor:
     async def _session(self) -> AsyncIterator[HandlerSession]:
         """A fresh session in a transaction; closing it rolls back what was not committed."""
         async with HandlerSession(self._database.engine, expire_on_commit=False) as session:
-            _ = await session.begin()
+            await session.begin_for_handler()
             yield session
 
     async def _bounded(
@@ -228,9 +231,9 @@ class Executor:
         for middleware in reversed(self._app.middlewares):
             run = _wrapped(middleware, attempt, run)
         seconds = handler.timeout.total_seconds()
-        is_deadline = work.deadline_seconds is not None and work.deadline_seconds < seconds
-        limit = min(seconds, work.deadline_seconds) if work.deadline_seconds is not None else seconds
-        bound = asyncio.timeout(limit)
+        left = _seconds_left(work)
+        is_deadline = left is not None and left < seconds
+        bound = asyncio.timeout(seconds if left is None else min(seconds, left))
         try:
             async with bound:
                 return await run()
@@ -254,6 +257,13 @@ class Executor:
         )
 
 
+def _seconds_left(work: Work) -> float | None:
+    """Until its deadline; the clock of the database told it at the claim."""
+    if work.deadline_seconds is None:
+        return None
+    return work.deadline_seconds - (time.monotonic() - work.claimed_at)
+
+
 def _is_transient(execution: Execution) -> bool:
     return isinstance(execution, Failed) and execution.failure.in_place
 
@@ -274,7 +284,7 @@ def _decode(handler: Handler, work: Work) -> object:
 
 def _done(handler: Handler, returned: object) -> Done:
     if isinstance(returned, Reject):
-        return Done(TaskState.FAILED, None, returned.reason, returned.detail or None)
+        return Done(TaskState.FAILED, None, returned.reason, redact(returned.detail) or None)
     if returned is None:
         return Done(TaskState.SUCCEEDED)
     try:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 from uuid import UUID, uuid5
 
@@ -64,23 +64,6 @@ def lane_of(app: App, key: str | None, partition: str) -> str | None:
     if app.ordering == "key":
         return key
     return partition if app.ordering == "partition" else None
-
-
-def envelope_of(work: Work) -> Envelope:
-    """The envelope of work that starts from its row: its stored wire headers, else its columns."""
-    try:
-        return read_envelope(work.headers)
-    except DecodeError:
-        return Envelope(
-            message_id=work.id,
-            type=work.type,
-            source=work.source,
-            occurred_at=work.created_at or datetime.fromtimestamp(0, UTC),
-            content_type=work.content_type or "application/octet-stream",
-            kind="task" if work.kind == "task" else "event",
-            sequence=work.position,
-            headers=work.headers,
-        )
 
 
 def origin_of(delivery: Delivery | None) -> str | None:

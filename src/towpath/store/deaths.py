@@ -1,13 +1,15 @@
 """Dead letters: one catalog row per group and message, and a copy to the broker's DLQ, in one transaction."""
 
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from towpath.brokers.ports import dead_letter_address
 from towpath.failures import Failure
-from towpath.messages import Headers, dump_headers
+from towpath.messages import Headers, dump_headers, wire_headers
+from towpath.messages.headers import CE_ID
 from towpath.store.gates import Connection
 from towpath.store.statements import load
-from towpath.store.work import Work
+from towpath.store.work import Work, envelope_of
 
 Stage: TypeAlias = Literal["publish", "decode", "handle", "broker"]
 
@@ -58,6 +60,7 @@ class DeathStore:
         if row is None:
             raise RuntimeError("the dead-letter catalog returned no row")
         fits = len(work.payload or b"") <= COPY_BODY_LIMIT
+        story = _story(self._group, row["id"], failure, stage, attempts, fits)
         await connection.execute(
             self._sql["copy_to_broker"],
             dead_letter_address(self._group, work.source),
@@ -65,9 +68,16 @@ class DeathStore:
             work.id,
             work.type,
             work.content_type or "application/octet-stream",
-            dump_headers((*work.headers, *_story(self._group, row["id"], failure, stage, attempts, fits))),
+            dump_headers((*_wire_headers(work), *story)),
             work.payload if fits else b"",
         )
+
+
+def _wire_headers(work: Work) -> Headers:
+    """Of the message as it travelled; a submitted task's row has only its caller's, it gets ours back."""
+    if work.kind != "task" or any(name == CE_ID for name, _ in work.headers):
+        return work.headers
+    return wire_headers(replace(work.envelope or envelope_of(work), body="inline"))
 
 
 def _story(group: str, catalog_id: int, failure: Failure, stage: Stage, attempts: int, fits: bool) -> Headers:

@@ -1,11 +1,12 @@
 """One unit of work as the consumer engine holds it, whether a broker or the database brought it."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from uuid import UUID
 
-from towpath.messages import Envelope, Headers
+from towpath.errors import DecodeError
+from towpath.messages import Envelope, Headers, read_envelope
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,8 @@ class Work:
     """As the broker brought it; work from the database reads its stored headers when it runs."""
     has_body: bool = True
     """False: a submitted task, whose body is in its row and is filled in by the claim."""
+    is_body_stored: bool = False
+    """Whether the row holds body and headers already."""
     is_from_broker: bool = True
     trigger: str = "broker"
     """What started it: `broker`, or why it had waited."""
@@ -63,3 +66,20 @@ class Standing(Enum):
     """Its worker died after an effect began: never run it again blindly."""
     MISSING = "missing"
     """No row."""
+
+
+def envelope_of(work: Work) -> Envelope:
+    """The envelope of work that starts from its row: its stored wire headers, else its columns."""
+    try:
+        return read_envelope(work.headers)
+    except DecodeError:
+        return Envelope(
+            message_id=work.id,
+            type=work.type,
+            source=work.source,
+            occurred_at=work.created_at or datetime.fromtimestamp(0, UTC),
+            content_type=work.content_type or "application/octet-stream",
+            kind="task" if work.kind == "task" else "event",
+            sequence=work.position,
+            headers=work.headers,
+        )
