@@ -92,15 +92,14 @@ def add(session: Session, rows: Iterable[OutboxRow], schema: str) -> None:
     pending = _pending(session)
     pending.rows.extend((schema, row) for row in rows)
     if pending.is_committing:
-        _prepare_to_write(session, pending)
+        _prepare_to_commit(session, pending)
     _guard(session, pending)
 
 
 def connection_for_write(session: Session, schema: str) -> Connection:
     """The connection that holds the session's change so far; may connect. Raises NoTransaction."""
     pending = _pending(session)
-    if not pending.connections:
-        _connect(session)
+    _reach_writer(session, pending, schema)
     return binds.holder(session, pending.connections, schema)
 
 
@@ -121,16 +120,22 @@ def _check_real(session: Session, pending: _Pending) -> None:
             binds.check_connection(connection)
 
 
-def _prepare_to_write(session: Session, pending: _Pending) -> None:
-    """Before SQLAlchemy commits what is connected: is the connection there that will be needed?"""
+def _prepare_to_commit(session: Session, pending: _Pending) -> None:
+    """SQLAlchemy commits what is connected: let the connection be there that will be needed."""
+    is_flushed = not (session.new or session.dirty or session.deleted)
+    if is_flushed or not pending.connections:
+        _reach_writer(session, pending, pending.rows[0][0])
+
+
+def _reach_writer(session: Session, pending: _Pending, schema: str) -> None:
+    """Connect where the session sends writes, unless a connection has changes already."""
     if not pending.connections:
         _connect(session)
         return
     bind = binds.route(session)
     if bind is None or any(connection.engine is bind.engine for connection in pending.connections):
         return
-    has_flushed = not (session.new or session.dirty or session.deleted)
-    if has_flushed and not binds.changed(pending.connections, pending.rows[0][0]):
+    if not binds.changed(pending.connections, schema):
         session.connection(bind_arguments={"bind": bind})
 
 
@@ -189,7 +194,7 @@ def _on_before_commit(session: Session) -> None:
     pending = _pending(session)
     pending.is_committing = True
     if pending.rows:
-        _prepare_to_write(session, pending)
+        _prepare_to_commit(session, pending)
 
 
 def _on_after_commit(session: Session) -> None:
