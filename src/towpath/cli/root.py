@@ -1,6 +1,7 @@
 """The root command: its nouns, and how every run of it ends."""
 
 import asyncio
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ def root(
     ] = 0,
 ) -> None:
     context.obj["verbosity"] = verbose
+    if context.invoked_subcommand not in ("relay", "worker") and not verbose:
+        # Client libraries log what is raised as well; what is raised becomes the one line.
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 @app.command()
