@@ -29,8 +29,14 @@ from towpath.testing.services.processes import Command, ProcessGroup
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PARTITIONS: Final = 4
-BROKER_OPTIONS: Final = {"enable_idempotence": False}
-"""The embedded broker has no idempotent producer; Apache Kafka keeps the default, which is on."""
+BROKER_OPTIONS: Final = {
+    "enable_idempotence": False,
+    "session_timeout_ms": 6_000,
+    "heartbeat_interval_ms": 1_500,
+}
+"""The embedded broker has no idempotent producer and makes a group wait for half a session timeout
+at its first join. Apache Kafka needs no options.
+"""
 _TROUBLE: Final = """
     insert into provider_status (provider, is_up, fault) values ($1, false, null), ($2, true, 'error')
 """

@@ -15,7 +15,7 @@ from examples.demo.script import FAULTY, OUTAGE
 from examples.demo.watching import Progress
 from towpath.states import TaskState
 
-OUTAGE_SECONDS: Final = 4.0
+OUTAGE_SECONDS: Final = 3.0
 _CLI: Final = Path(sys.executable).with_name("towpath")
 _CLI_SECONDS: Final = 60
 

@@ -6,7 +6,6 @@ Pure and seeded: every run tells the same story. Only the interleaving of the wr
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final, Literal, TypeAlias
 
 from consumers.groups.agents.provider import Step
@@ -92,7 +91,8 @@ def write_script(seed: int = 1) -> tuple[Transaction, ...]:
 
 def _scenes(count: int, special: Mapping[Scene, int]) -> list[Scene]:
     scenes = [scene for scene, number in special.items() for _ in range(number)]
-    return [*scenes, *repeat[Scene]("plain", count - len(scenes))]
+    plain: list[Scene] = ["plain"] * (count - len(scenes))
+    return scenes + plain
 
 
 def _agent_steps() -> list[AgentStep]:

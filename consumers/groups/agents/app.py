@@ -21,6 +21,9 @@ app = App(
     ordering="key",
     retry=RetryPolicy(attempts=5, max_age="1h", base="250ms", cap="2s"),
 )
+PATIENT = RetryPolicy(attempts=12, max_age="1h", base="250ms", cap="2s")
+"""For tools: they are somebody's machines and go away for a while now and then."""
+
 app.classify(ProviderRefused, Reject("provider_refused"))
 
 _RECORD: Final = text("""
@@ -64,7 +67,7 @@ async def retrieve(request: Retrieval, call: Call, *, provider: Provider) -> Non
     await _record(call, request, "retrieval", found)
 
 
-@app.idempotent(timeout="30s", dependency="tools")
+@app.idempotent(timeout="30s", dependency="tools", retry=PATIENT)
 async def use_tool(request: ToolCall, call: Call, *, provider: Provider) -> None:
     """Use a tool and keep its output."""
     key = call.idempotency_key("invoke")
