@@ -50,6 +50,19 @@ class HandlerSession(AsyncSession):
             "tx.session.rollback() is refused: raise to roll back, or use session.begin_nested()"
         )
 
+    async def begin_for_handler(self) -> None:
+        """For the engine."""
+        _ = await self.begin()
+        self._begun = self.sync_session.get_transaction()
+
+    def check_transaction(self) -> None:
+        """For the engine: raise UsageError when the handler ended its transaction in some other way."""
+        if self.sync_session.get_transaction() is not self._begun:
+            raise UsageError(
+                "the handler closed or ended tx.session: its transaction is the engine's, "
+                "return to commit, raise to roll back, or use session.begin_nested()"
+            )
+
     async def end_with_commit(self) -> None:
         """For the engine."""
         await AsyncSession.commit(self)

@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_ra
 
 from towpath.app import App
 from towpath.backoff import parse_duration
+from towpath.consumer.policy import UNKNOWN_TYPE
 from towpath.context import Attempt, Call, HandlerSession, Tx
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DeadlinePassed, DecodeError, HandlerTimeout, UsageError
@@ -250,10 +251,10 @@ class Executor:
         return Failure(
             kind="dead" if is_too_old else "retry",
             scope="message" if is_too_old else "configuration",
-            reason_code="unknown_type",
+            reason_code=UNKNOWN_TYPE,
             error_class="UnknownType",
             error_message=f"{self._app.name} has no handler for {work.type!r}: deploy one, or app.ignore it",
-            fingerprint=f"unknown_type:{work.type}"[:64],
+            fingerprint=f"{UNKNOWN_TYPE}:{work.type}"[:64],
         )
 
 

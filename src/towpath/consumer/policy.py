@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from towpath.backoff import RetryPolicy
 from towpath.failures import Failure
@@ -18,7 +18,7 @@ class Wait:
     waiting_for: WaitingFor
     spent: int
     counts_towards_age: bool = True
-    """False: the message is not at fault, an outage does not use up its age."""
+    """False: it did not fail, or is not at fault: neither a snooze nor an outage uses up its age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,9 @@ class End:
 
 
 Decision: TypeAlias = Wait | End
+
+UNKNOWN_TYPE: Final = "unknown_type"
+"""Nobody handles it yet: held like an outage, but its age is what ends the hope for a deploy."""
 
 
 def decide(
@@ -48,11 +51,13 @@ def decide(
     if failure.kind == "dead":
         return End(TaskState.EXPIRED if failure.reason_code == "deadline_passed" else TaskState.DEAD, tries)
     if failure.kind == "snooze":
-        return Wait(failure.retry_after or policy.base_delay, WaitingFor.SNOOZE, spent=0)
+        delay = policy.base_delay if failure.retry_after is None else failure.retry_after
+        return Wait(delay, WaitingFor.SNOOZE, spent=0, counts_towards_age=False)
     if failure.scope != "message":
         # Nothing is spent while a dependency is away; its moves so far make the delay grow.
         delay = policy.delay(version // 2, retry_after=failure.retry_after, rng=rng)
-        return Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=False)
+        is_held = failure.reason_code == UNKNOWN_TYPE
+        return Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=is_held)
     spent = 0 if failure.is_free else tries
     total = attempts_before + spent
     bound = policy.attempts if failure.max_attempts is None else min(policy.attempts, failure.max_attempts)

@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 from uuid_utils.compat import uuid7
 
+from towpath.errors import StoreUnavailable
 from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
 from towpath.store.gates import Connection
@@ -49,8 +50,14 @@ class ClaimStore:
             if len(batch) == 1:
                 return Claimed(contended=list(batch))
         result = Claimed()
-        for work in batch:
-            one = await self.claim([work])
+        for index, work in enumerate(batch):
+            try:
+                one = await self.claim([work])
+            except (StoreUnavailable, asyncpg.DataError):
+                if index == 0:
+                    raise
+                result.contended += batch[index:]
+                break  # what was started before has to be run
             result.started += one.started
             result.parked += one.parked
             result.lost += one.lost
@@ -100,6 +107,7 @@ class ClaimStore:
             self._group,
             [work.id for work in works],
             [work.type for work in works],
+            [work.kind for work in works],
             [work.source for work in works],
             [work.key for work in works],
             [work.lane for work in works],
@@ -127,6 +135,7 @@ class ClaimStore:
             columns = [
                 [work.id for work in events],
                 [work.type for work in events],
+                [work.kind for work in events],
                 [work.source for work in events],
                 [work.key for work in events],
                 [work.lane for work in events],
@@ -177,6 +186,10 @@ class ClaimStore:
                     rows += await self._start([id_], token)
                 except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                     continue  # its lane runs something by now; it stays due
+                except StoreUnavailable:
+                    if not rows:
+                        raise
+                    break  # what was started before has to be run
         now = time.monotonic()
         triggers = {row["id"]: row["waiting_for"] for row in due}
         return [_due_work(row, token, now, triggers[row["id"]]) for row in rows]
@@ -205,7 +218,7 @@ def _fill(work: Work, row: Any, token: UUID, now: float) -> None:
     work.is_cancel_requested = row["cancel_requested"]
     if not work.has_body:
         work.payload, work.content_type = row["payload"], row["content_type"]
-        work.headers, work.has_body = load_headers(row["headers"]), True
+        work.headers, work.has_body, work.is_body_stored = load_headers(row["headers"]), True, True
 
 
 def _due_work(row: Any, token: UUID, now: float, trigger: str) -> Work:
@@ -222,6 +235,7 @@ def _due_work(row: Any, token: UUID, now: float, trigger: str) -> Work:
         headers=load_headers(row["headers"]),
         trace=row["trace"],
         is_from_broker=False,
+        is_body_stored=True,
         trigger=trigger,
         created_at=row["created_at"],
     )

@@ -20,6 +20,10 @@ class SessionConnection:
         row = (await self._run(sql, arguments)).first()
         return None if row is None else row[0]
 
+    async def fetchrow(self, sql: str, /, *arguments: object) -> Any:
+        """The first row by column name, or None."""
+        return (await self._run(sql, arguments)).mappings().first()
+
     async def execute(self, sql: str, /, *arguments: object) -> Any:
         """Run a statement for its effect."""
         return await self._run(sql, arguments)

@@ -4,10 +4,10 @@ Zero rows means somebody else decided meanwhile: the result is dropped and looke
 claim. Lock order in every transaction: gates, then task rows, both sorted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,12 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from towpath.failures import Failure
 from towpath.messages import dump_headers
 from towpath.states import TaskState, WaitingFor
-from towpath.store.database import Database
+from towpath.store.database import Database, store_errors
 from towpath.store.deaths import DeathStore, Stage
-from towpath.store.gates import Connection, hold, leave
+from towpath.store.gates import Executor, hold, leave
 from towpath.store.sessions import SessionConnection
 from towpath.store.statements import load
 from towpath.store.work import Work
+
+Claim: TypeAlias = tuple[UUID, UUID]
+"""Task id and token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class SettleStore:
         Returns how many followers it promoted; None when the token is gone.
         """
         connection = SessionConnection(await session.connection())
-        is_head = await connection.fetchval(
+        row = await connection.fetchrow(
             self._sql["settle_one"],
             self._group,
             work.id,
@@ -119,9 +122,12 @@ class SettleStore:
             reason_code,
             detail,
         )
-        if is_head is None:
+        if row is None:
             return None
-        if is_head and work.lane is not None:
+        if state is not TaskState.SUCCEEDED:
+            failure = Failure("reject", reason_code or "rejected", error_message=detail or "")
+            await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
+        if row["is_head"] and work.lane is not None:
             return int(await leave(connection, self._sql, self._group, work.source, work.lane))
         return 0
 
@@ -143,7 +149,7 @@ class SettleStore:
         try:
             async with self._database.transaction() as connection:
                 is_head = await hold(connection, self._sql, self._group, work.source, work.lane, work.id)
-                keeps_body = work.is_from_broker and work.kind == "event"
+                keeps_body = not work.is_body_stored
                 row = await connection.fetchrow(
                     self._sql["wait"],
                     self._group,
@@ -230,7 +236,7 @@ class SettleStore:
         A repeat changes nothing.
         """
         async with self._database.transaction() as connection:
-            version = await connection.fetchval(
+            row = await connection.fetchrow(
                 self._sql["dead_on_arrival"],
                 self._group,
                 work.id,
@@ -242,30 +248,43 @@ class SettleStore:
                 failure.error_message,
                 failure.fingerprint,
             )
-            if version is not None:
+            if row is not None:
+                await self._record(connection, work, "task.dead", TaskState.DEAD.value, row, failure, None)
                 await self._deaths.bury(connection, work, failure, stage="decode", attempts=0, origin=origin)
 
     async def hand_back(self, works: Sequence[Work]) -> None:
         """Unfinished work goes back unspent: to the broker, or due now where the database holds it."""
-        works = sorted(works, key=lambda work: work.id)
-        if works:
+        await self.hand_back_claims({(work.id, _token(work)) for work in works})
+
+    async def hand_back_claims(self, claims: Collection[Claim]) -> None:
+        """The same by task id and token."""
+        if claims:
+            ids, tokens = sorted({id_ for id_, _ in claims}), sorted({token for _, token in claims})
             async with self._database.transaction() as connection:
-                await connection.fetch(
-                    self._sql["hand_back"],
-                    self._group,
-                    [work.id for work in works],
-                    sorted({_token(work) for work in works}),
-                )
+                await connection.fetch(self._sql["hand_back"], self._group, ids, tokens)
+
+    async def claims(self) -> set[Claim]:
+        """What the database takes this worker to be running."""
+        with store_errors():
+            rows = await self._database.pool.fetch(self._sql["claims_of_worker"], self._worker_id)
+        return {(row["id"], row["token"]) for row in rows}
 
     async def _record(
-        self, connection: Connection, work: Work, event: str, to_state: str, row: Any, failure: Failure
+        self,
+        connection: Executor,
+        work: Work,
+        event: str,
+        to_state: str,
+        row: Any,
+        failure: Failure,
+        from_state: TaskState | None = TaskState.RUNNING,
     ) -> None:
         await connection.execute(
             self._sql["record_event"],
             self._group,
             work.id,
             event,
-            TaskState.RUNNING.value,
+            from_state,
             to_state,
             row["version"],
             row["attempt"],

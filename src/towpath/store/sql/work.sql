@@ -12,8 +12,9 @@ select source, lane from towpath.key_gate
 -- Locks the rows in id order; index: primary key. Losers are looked up by `states`.
 insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, deliveries,
                                held_by, worker, token, started_at)
-select $1, x.id, x.type, 'event', x.source, x.key, x.lane, x.position, 'RUNNING', 1, 'broker', $8, $9, towpath.clock()
-  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[]) x(id, type, source, key, lane, position)
+select $1, x.id, x.type, x.kind, x.source, x.key, x.lane, x.position, 'RUNNING', 1, 'broker', $9, $10, towpath.clock()
+  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[])
+       x(id, type, kind, source, key, lane, position)
  order by x.id
 on conflict (consumer_group, id) do update
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
@@ -36,27 +37,34 @@ returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from
           t.payload, t.content_type, t.headers
 
 -- name: park_events
--- Followers of a gated lane, stored with their body. Index: primary key.
-insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by,
-                          payload, content_type, headers, trace)
-select $1, x.id, x.type, 'event', x.source, x.key, x.lane, x.position, 'PARKED', 'database',
+-- Followers of a gated lane, stored with their body; also one that a dead worker had started before
+-- the gate was there, since its RUNNING row would keep the head from starting. Index: primary key.
+insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, held_by,
+                               payload, content_type, headers, trace)
+select $1, x.id, x.type, x.kind, x.source, x.key, x.lane, x.position, 'PARKED', 'database',
        x.payload, x.content_type, x.headers::json, x.trace
-  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bytea[], $9::text[],
-              $10::text[], $11::text[]) x(id, type, source, key, lane, position, payload, content_type, headers, trace)
+  from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bytea[],
+              $10::text[], $11::text[], $12::text[])
+       x(id, type, kind, source, key, lane, position, payload, content_type, headers, trace)
  order by x.id
 on conflict (consumer_group, id) do update
-   set state = 'PARKED', held_by = 'database', payload = excluded.payload, content_type = excluded.content_type,
-       headers = excluded.headers, trace = excluded.trace, version = towpath.task.version + 1, updated_at = towpath.clock()
- where towpath.task.state = 'ACCEPTED' and towpath.task.held_by = 'broker'
-returning id
+   set state = 'PARKED', held_by = 'database', lane = excluded.lane, position = excluded.position,
+       payload = excluded.payload, content_type = excluded.content_type,
+       headers = excluded.headers, trace = excluded.trace, worker = null, token = null,
+       version = t.version + 1, updated_at = towpath.clock()
+ where t.held_by = 'broker' and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+       and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+returning t.id
 
 -- name: park_tasks
 -- The same for submitted tasks: the body is there already. Index: primary key.
 update towpath.task t
-   set state = 'PARKED', held_by = 'database', lane = x.lane, position = x.position,
+   set state = 'PARKED', held_by = 'database', lane = x.lane, position = x.position, worker = null, token = null,
        version = t.version + 1, updated_at = towpath.clock()
   from unnest($2::uuid[], $3::text[], $4::bigint[]) x(id, lane, position)
- where t.consumer_group = $1 and t.id = x.id and t.state = 'ACCEPTED'
+ where t.consumer_group = $1 and t.id = x.id and t.held_by = 'broker'
+   and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id
 
 -- name: states
@@ -120,7 +128,7 @@ returning t.id
 
 -- name: settle_one
 -- The last statement of a transactional handler: gate first, then the row; null when the token is gone.
--- Returns whether the row was its lane's head. Indexes: the two primary keys.
+-- Returns whether the row was its lane's head, and what its history says. Indexes: the two primary keys.
 with gate as materialized (
   select 1 from towpath.key_gate where consumer_group = $1 and source = $5 and lane = $6 and head = $2 for update
 )
@@ -129,7 +137,7 @@ update towpath.task t
        reason_code = $8, error_class = null, error_message = $9, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and (select count(*) from gate) >= 0
-returning (select count(*) from gate) > 0 as is_head
+returning (select count(*) from gate) > 0 as is_head, t.version, t.attempt, t.run_no
 
 -- name: next_of_lane
 -- The least parked follower. Under the gate's lock; index: task_parked.
@@ -161,13 +169,15 @@ select head from towpath.key_gate where consumer_group = $1 and source = $2 and 
 
 -- name: wait
 -- RUNNING to WAITING, or PARKED when another head holds the gate ($4 null). Stores the body, so that
--- the broker's message may go. $17: seconds that do not count towards its age. Index: primary key.
+-- the broker's message may go. $17: seconds that do not count towards its age. A task to be cancelled
+-- comes at once, one with a deadline not later than that, to end. Index: primary key.
 update towpath.task t
    set state = case when $4::float8 is null then 'PARKED' else 'WAITING' end,
-       due_at = towpath.clock() + make_interval(secs => $4), waiting_for = case when $4::float8 is null then null else $5 end,
+       due_at = case when $4::float8 is not null then
+         least(towpath.clock() + make_interval(secs => case when t.cancel_requested then 0 else $4 end), t.deadline_at) end,
+       waiting_for = case when $4::float8 is null then null else $5 end,
        held_by = 'database', position = coalesce($6, t.position), lane = $7,
-       payload = case when t.held_by = 'broker' and t.kind = 'event' then $8 else t.payload end,
-       content_type = coalesce($9, t.content_type), headers = coalesce($10::text::json, t.headers), trace = coalesce($11, t.trace),
+       payload = coalesce($8, t.payload), content_type = coalesce($9, t.content_type), headers = coalesce($10::text::json, t.headers), trace = coalesce($11, t.trace),
        attempt = t.attempt + $12, deliveries = 0, started_at = t.started_at + make_interval(secs => $17), worker = null, token = null, version = t.version + 1,
        effect_state = null, reason_code = $13, error_class = $14, error_message = $15, fingerprint = $16,
        updated_at = towpath.clock()
@@ -190,7 +200,7 @@ insert into towpath.task (consumer_group, id, type, kind, source, key, state, he
                           error_message, fingerprint, finished_at)
 values ($1, $2, $3, 'event', $4, $5, 'DEAD', 'database', $6, $7, $8, $9, towpath.clock())
 on conflict (consumer_group, id) do nothing
-returning version
+returning version, attempt, run_no
 
 -- name: hand_back
 -- Shutdown or revoke: unspent. The broker redelivers what it still holds; the rest is due now.
@@ -303,6 +313,10 @@ update towpath.task t set progress = x.progress::json, updated_at = towpath.cloc
 -- name: cancellations
 -- Running tasks of this worker that somebody wants cancelled. Index: task_running.
 select id from towpath.task where worker = $1 and state = 'RUNNING' and cancel_requested
+
+-- name: claims_of_worker
+-- What the database takes this worker to be running. Index: task_running.
+select id, token from towpath.task where worker = $1 and state = 'RUNNING'
 
 -- name: leave
 delete from towpath.worker where id = $1
