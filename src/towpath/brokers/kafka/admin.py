@@ -14,6 +14,8 @@ from towpath.brokers.ports import GroupTopology, dead_letter_address
 from towpath.errors import ConfigurationError, TopologyError
 
 _CLOSE_SECONDS: Final = 3.0
+_VISIBLE_POLLS: Final = 100
+_VISIBLE_POLL_SECONDS: Final = 0.05
 _CLIENT_ERRORS: Final = (kafka.KafkaError, OSError, TimeoutError)
 
 
@@ -43,7 +45,12 @@ class KafkaAdmin:
         """Create the topics that are missing, each with `partitions` partitions."""
         existing = await self._topics()
         missing = [topic for topic in needed_topics(addresses, groups) if topic not in existing]
-        return await self.create(missing, partitions)
+        created = await self.create(missing, partitions)
+        for _ in range(_VISIBLE_POLLS):
+            if await self._topics() >= set(missing):
+                break
+            await asyncio.sleep(_VISIBLE_POLL_SECONDS)  # the controller knows, the brokers are being told
+        return created
 
     async def create(self, topics: Sequence[str], partitions: int) -> list[str]:
         """Create these topics; one that somebody else creates at the same moment is fine."""

@@ -21,6 +21,7 @@ NULL: Final = "towpath-null"
 _TRANSPORT: Final = frozenset({LIST, KEY, NULL})
 _NAME_LIMIT_BYTES: Final = 128
 _ENTRY_OVERHEAD_BYTES: Final = 6
+_PAIR_OVERHEAD_BYTES: Final = 10
 
 
 def encode_headers(headers: Headers, *, key: str | None, is_null: bool) -> dict[str, Any]:
@@ -43,10 +44,13 @@ def encode_headers(headers: Headers, *, key: str | None, is_null: bool) -> dict[
 
 def encoded_size_bytes(headers: Headers, key: str | None) -> int:
     """At most what the table takes on the wire."""
-    size = sum(len(name.encode()) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in headers)
-    names = [name for name, _ in headers]
-    is_complete = len(set(names)) == len(names) and _TRANSPORT.isdisjoint(names)
-    return (size if is_complete else 2 * size) + len((key or "").encode()) + 64
+    sizes = [len(name.encode()) for name, _ in headers]
+    content = sum(sizes) + sum(len(value) for _, value in headers)
+    names = {name for name, _ in headers}
+    fits_table = len(names) == len(headers) and _TRANSPORT.isdisjoint(names)
+    if not fits_table or max(sizes, default=0) > _NAME_LIMIT_BYTES:
+        content = 2 * content + _PAIR_OVERHEAD_BYTES * len(headers)
+    return content + _ENTRY_OVERHEAD_BYTES * len(headers) + len((key or "").encode()) + 64
 
 
 def decode_headers(table: Mapping[str, Any] | None) -> tuple[Headers, str | None, bool]:
