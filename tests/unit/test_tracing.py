@@ -12,11 +12,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from towpath.failures import Classifier
 from towpath.messages.headers import Headers
-from towpath.telemetry import sending, tracing
+from towpath.telemetry import tracing
 from towpath.telemetry.context import (
     current_trace_id,
     current_traceparent,
     extract,
+    has_sdk,
     inject,
     span_context,
     trace_id_of,
@@ -85,6 +86,8 @@ class TestContextInHeaders:
             b"00-" + b"0" * 32 + b"-b7ad6b7169203331-01",
             f"00-{TRACE}-0000000000000000-01".encode(),
             f"ff-{TRACE}-b7ad6b7169203331-01".encode(),
+            f"00-{TRACE.upper()}-b7ad6b7169203331-01".encode(),
+            f"00-{TRACE}-b7ad6b7169203331-1".encode(),
             PARENT.encode() + b"\0",
             PARENT.encode() * 1000,
         ],
@@ -95,6 +98,13 @@ class TestContextInHeaders:
         assert span_context(headers) is None
         assert trace_id_of(headers) is None
         assert traceparent_of(headers) is None
+
+    def test_a_later_version_may_be_longer(self) -> None:
+        assert trace_id_of((("traceparent", f"cc-{TRACE}-b7ad6b7169203331-01-more".encode()),)) == TRACE
+
+    def test_a_malformed_trace_state_does_not_cost_the_trace(self) -> None:
+        """X6"""
+        assert trace_id_of((("traceparent", PARENT.encode()), ("tracestate", b"\xff=\x00,,="))) == TRACE
 
     def test_of_repeated_headers_the_first_counts(self) -> None:
         other = f"00-{'1' * 32}-b7ad6b7169203331-01".encode()
@@ -332,7 +342,7 @@ class TestSending:
             def __getattr__(self, name: str) -> object:
                 raise AssertionError(name)
 
-        assert not sending._has_sdk()
+        assert not has_sdk()
         with SendTracer("kafka").window([Untouchable()]) as window:  # type: ignore[list-item]
             assert window == SentWindow()
 

@@ -3,17 +3,19 @@
 Baggage is not carried: it may hold anything. Source: https://www.w3.org/TR/trace-context/
 """
 
+import re
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanContext
+from opentelemetry.trace import Span, SpanContext, TraceFlags, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from towpath.messages.headers import TRACEPARENT, TRACESTATE, Headers
 
 ROOT: Final = Context()
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+_VERSION_0: Final = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 def headers_of(span: Span) -> Headers:
@@ -32,19 +34,53 @@ def inject() -> Headers:
     return headers_of(trace.get_current_span())
 
 
+def has_sdk() -> bool:
+    """Whether spans go anywhere; without an SDK the work of describing them is left out."""
+    provider = trace.get_tracer_provider()
+    return not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+
+
 def extract(headers: Headers) -> Context:
     """The context a message carries, as a remote parent; an empty one if absent or malformed."""
-    carrier: dict[str, str] = {}
-    for name, value in headers:
-        if name in {TRACEPARENT, TRACESTATE} and name not in carrier:
-            carrier[name] = value.decode("ascii", "replace")
-    return _PROPAGATOR.extract(carrier, context=ROOT) if TRACEPARENT in carrier else ROOT
+    context = span_context(headers)
+    return ROOT if context is None else parent_of(context)
+
+
+def parent_of(context: SpanContext) -> Context:
+    """A context in which new spans become children of `context`."""
+    return trace.set_span_in_context(trace.NonRecordingSpan(context), ROOT)
 
 
 def span_context(headers: Headers) -> SpanContext | None:
     """The span that created the message, or None if the headers carry no valid context."""
-    context = trace.get_current_span(extract(headers)).get_span_context()
+    parent = state = None
+    for name, value in headers:
+        if name == TRACEPARENT and parent is None:
+            parent = value
+        elif name == TRACESTATE and state is None:
+            state = value
+    if parent is None:
+        return None
+    match = _VERSION_0.fullmatch(parent)
+    if match is None:
+        return _of_another_version(parent, state)
+    context = SpanContext(
+        int(match[1], 16),
+        int(match[2], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(match[3], 16)),
+        trace_state=None if state is None else TraceState.from_header([state.decode("ascii", "replace")]),
+    )
     return context if context.is_valid else None
+
+
+def _of_another_version(parent: bytes, state: bytes | None) -> SpanContext | None:
+    """What OpenTelemetry makes of it: later versions may be longer, everything else is malformed."""
+    carrier = {TRACEPARENT: parent.decode("ascii", "replace")}
+    if state is not None:
+        carrier[TRACESTATE] = state.decode("ascii", "replace")
+    found = trace.get_current_span(_PROPAGATOR.extract(carrier, context=ROOT)).get_span_context()
+    return found if found.is_valid else None
 
 
 def trace_id_of(source: Headers | str | None) -> str | None:

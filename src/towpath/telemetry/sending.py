@@ -13,7 +13,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from towpath.failures import redact
 from towpath.messages.headers import TRACEPARENT, Headers
-from towpath.telemetry.context import extract, span_context
+from towpath.telemetry.context import extract, has_sdk, span_context
 from towpath.telemetry.names import SCOPE, SEND_WINDOW, attributes
 
 MAX_LINKS: Final = 128
@@ -70,7 +70,7 @@ class SendTracer:
     def window(self, messages: Sequence[SentMessage]) -> Iterator[SentWindow]:
         """The span around publishing `messages`, current inside the block."""
         outcome = SentWindow()
-        if not _has_sdk():
+        if not has_sdk():
             yield outcome
             return
         traced = self._within_budget(
@@ -150,11 +150,6 @@ class SendTracer:
         allowed = indexes[: int(self._budget)]
         self._budget -= len(allowed)
         return allowed
-
-
-def _has_sdk() -> bool:
-    provider = trace.get_tracer_provider()
-    return not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 def _is_sampled(message: SentMessage) -> bool:

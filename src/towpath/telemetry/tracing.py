@@ -23,8 +23,10 @@ from towpath.telemetry.context import (
     current_trace_id,
     current_traceparent,
     extract,
+    has_sdk,
     headers_of,
     inject,
+    parent_of,
     span_context,
     trace_id_of,
     traceparent_of,
@@ -53,8 +55,10 @@ def creation_headers(*, destination: str, type_: str, message_id: UUID) -> Heade
     """Record the `create` span of a message, below the current span, and return its context.
 
     Without an SDK it is the current context, if any: a producer that is not traced itself passes
-    on what it was given. Around 30 µs when sampled, 3 µs otherwise.
+    on what it was given. Around 50 µs when sampled, 2 µs without an SDK.
     """
+    if not has_sdk():
+        return inject()
     span = _TRACER.start_span(
         f"create {destination}",
         kind=SpanKind.PRODUCER,
@@ -129,9 +133,14 @@ def process_span(
     failed and goes on.
     """
     remote = span_context(headers)
+    if not has_sdk():
+        span: Span = trace.INVALID_SPAN if remote is None else trace.NonRecordingSpan(remote)
+        with _current(span):
+            yield ProcessSpan(span, remote)
+        return
     span = _TRACER.start_span(
         f"process {destination}",
-        context=extract(headers) if is_parented else ROOT,
+        context=ROOT if remote is None or not is_parented else parent_of(remote),
         kind=SpanKind.CONSUMER,
         links=[] if is_parented or remote is None else [Link(remote)],
         attributes=attributes(
