@@ -20,7 +20,6 @@ from towpath.consumer.service import load_app, run
 from towpath.errors import TowpathError
 from towpath.settings import Settings, load
 from towpath.store.database import plain_url, store_errors
-from towpath.telemetry.logging import setup_logging
 
 EXIT_FAILED: Final = 1
 
@@ -58,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         settings = load()
-        setup_logging(level=settings.telemetry.log_level, format_=settings.telemetry.log_format)
         if options.command == "init":
             asyncio.run(create_tables(options.group, settings))
         else:
