@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.fix_rabbitmq",
     "tests.fixtures.fix_proxy",
     "tests.fixtures.fix_schema",
+    "tests.fixtures.fix_cli",
     "tests.fixtures.fix_world",
     "tests.fixtures.fix_telemetry",
 ]
