@@ -164,7 +164,10 @@ class RabbitWire:
             for message in messages:
                 exchange = await channel.get_exchange(message.address, ensure=False)
                 await exchange.publish(
-                    aio_pika.Message(message.body or b"", headers=dict(message.headers)), message.routing_key
+                    aio_pika.Message(
+                        message.body or b"", headers={name: value.decode() for name, value in message.headers}
+                    ),
+                    message.routing_key,
                 )
 
 
