@@ -25,7 +25,7 @@ from towpath.errors import TowpathError
 from towpath.states import TaskState
 from towpath.testing.services import ServiceFailed, ServiceMissing
 
-_PLAIN_WIDTH: Final = 160
+_PLAIN_WIDTH: Final = 200
 
 
 class Tour:
@@ -38,7 +38,8 @@ class Tour:
 
     def say(self, text: str) -> None:
         """One step, with the seconds since the start."""
-        self._console.print(f"[dim]{time.monotonic() - self._began:5.1f} s[/dim]  {text}", highlight=False)
+        seconds = time.monotonic() - self._began
+        self._console.print(f"[dim]{seconds:5.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
     def set_up(self) -> None:
         """Servers are up; schema, topics and processes follow."""
@@ -75,7 +76,7 @@ class Tour:
         self.say("the check, id by id:")
         claims = await check.check(connection, made)
         for line in check.lines(claims):
-            self._console.print(f"         {line}", highlight=False, markup=False)
+            self._console.print(f"         {line}", highlight=False, markup=False, soft_wrap=True)
         is_kept = all(claim.is_true for claim in claims) and has_settled and is_traced
         self.say(f"[bold]{_verdict(is_kept, has_settled, is_traced)}[/bold]")
         return is_kept
@@ -127,7 +128,9 @@ class Tour:
         """Where things are and what to try, while it is left running."""
         self.say("left running until Ctrl-C:")
         for name, address in self._installation.addresses().items():
-            self._console.print(f"         {name:<9} {address}", highlight=False, markup=False)
+            self._console.print(
+                f"         {name:<9} {address}", highlight=False, markup=False, soft_wrap=True
+            )
         directory = Path(sys.executable).parent
         print(
             f"""

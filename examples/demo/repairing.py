@@ -71,18 +71,9 @@ def replay(console: Console, environment: Mapping[str, str]) -> None:
 
 
 def _run(console: Console, environment: Mapping[str, str], *arguments: str) -> None:
-    console.print(f"         $ towpath {shlex.join(arguments)}", style="bold", markup=False)
-    done = subprocess.run(
-        [str(_CLI), *arguments],
-        env={**environment, "COLUMNS": str(console.width - 7)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_CLI_SECONDS,
-    )
-    for line in (done.stdout + done.stderr).splitlines():
-        console.print(
-            f"         {line}", markup=False, highlight=False, overflow="ignore", crop=False, no_wrap=True
-        )
+    """Let the command speak for itself, on the same terminal."""
+    command = shlex.join(arguments)
+    console.print(f"\n$ towpath {command}", style="bold", markup=False, soft_wrap=True)
+    done = subprocess.run([str(_CLI), *arguments], env=environment, check=False, timeout=_CLI_SECONDS)
     if done.returncode != 0:
-        raise CommandFailed(f"towpath {shlex.join(arguments)} ended with {done.returncode}")
+        raise CommandFailed(f"towpath {command} ended with {done.returncode}")

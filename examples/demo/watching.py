@@ -97,7 +97,7 @@ async def watch(
                 show(_table(progress, now - began))
             elif last is None or is_finished or now - shown_at > _LINE_SECONDS:
                 shown_at = now
-                console.print(_line(progress, now - began))
+                console.print(_line(progress, now - began), highlight=False, soft_wrap=True)
             if is_finished or is_stalled:
                 return is_finished
             last = progress
