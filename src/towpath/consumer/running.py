@@ -9,7 +9,8 @@ from typing import Final
 
 from towpath.app import App
 from towpath.brokers.ports import Delivery
-from towpath.consumer.execution import Committed, Done, Dropped, Execution, Executor, Failed
+from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed
+from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
 from towpath.consumer.policy import End, Wait, decide
 from towpath.consumer.settling import GroupCommit, until_available
@@ -191,13 +192,11 @@ class Runner:
                     )
                 return self._note_end(work, span, TaskState.SUCCEEDED, None)
             case Done(reason_code=reason):
-                failure = Failure(
-                    "reject", reason or "rejected", error_message=(execution.detail or "")[:1000]
-                )
+                failure = Failure("reject", reason or "rejected", error_message=execution.detail or "")
                 return await self._settle(work, Failed(failure), span, delivery)
-            case Failed(failure=failure, tries=tries):
+            case Failed() as failed:
                 try:
-                    return await until_available(lambda: self._fail(work, failure, tries, span, delivery))
+                    return await until_available(lambda: self._fail(work, failed, span, delivery))
                 except Exception as trouble:  # noqa: BLE001 - nothing is lost: the row goes back
                     self._note_trouble(work, trouble)
                     await asyncio.sleep(_TROUBLE_SECONDS)
@@ -205,11 +204,12 @@ class Runner:
                     return None
 
     async def _fail(
-        self, work: Work, failure: Failure, tries: int, span: ProcessSpan, delivery: Delivery | None
+        self, work: Work, failed: Failed, span: ProcessSpan, delivery: Delivery | None
     ) -> str | None:
+        failure = failed.failure
         span.failed(failure)
         if failure is _CANCELLED:
-            return await self._end(work, TaskState.CANCELLED, failure, 0, span, delivery)
+            return await self._end(work, TaskState.CANCELLED, failed, 0, span, delivery)
         handler = self._app.handlers.get(work.type)
         age = timedelta(seconds=work.age_seconds + time.monotonic() - work.claimed_at)
         decision = decide(
@@ -217,11 +217,11 @@ class Runner:
             self._app.retry if handler is None else handler.retry,
             attempts_before=work.attempt,
             version=work.version,
-            tries=tries,
+            tries=failed.tries,
             age=age,
         )
         if isinstance(decision, End):
-            return await self._end(work, decision.state, failure, decision.spent, span, delivery)
+            return await self._end(work, decision.state, failed, decision.spent, span, delivery)
         return await self._wait(work, decision, failure, span)
 
     async def _wait(self, work: Work, decision: Wait, failure: Failure, span: ProcessSpan) -> str | None:
@@ -266,18 +266,21 @@ class Runner:
         self,
         work: Work,
         state: TaskState,
-        failure: Failure,
+        failed: Failed,
         spent: int,
         span: ProcessSpan,
         delivery: Delivery | None,
     ) -> str | None:
-        promoted = await self._settles.end(work, state, failure, spent=spent, origin=origin_of(delivery))
+        failure, stage = failed.failure, failed.stage
+        promoted = await self._settles.end(
+            work, state, failure, spent=spent, stage=stage, origin=origin_of(delivery)
+        )
         if promoted is None:
             return None
         if promoted:
             self._wake_due_after(0.0)
         if state is TaskState.DEAD:
-            self._note_death(work, failure, "handle")
+            self._note_death(work, failure, stage)
             crash_point(CrashPoint.BURIED_BEFORE_ACK)
         return self._note_end(work, span, state, failure.reason_code)
 

@@ -1,0 +1,92 @@
+"""Calling a handler: decode, inject, wrap in middleware, bound in time."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from towpath.app import App
+from towpath.context import Attempt
+from towpath.errors import DeadlinePassed, HandlerTimeout
+from towpath.handlers import Handler
+from towpath.messages import Message, decode
+from towpath.store.work import Work, envelope_of
+
+
+class Caller:
+    """Calls handlers of one group with the resources of one process."""
+
+    def __init__(self, app: App, resources: Mapping[type, object]) -> None:
+        self._app = app
+        self._resources = resources
+
+    async def call(
+        self, handler: Handler, work: Work, attempt: Attempt, argument: object, *context: object
+    ) -> object:
+        """The handler inside its middleware, stopped by its timeout or the task's deadline.
+
+        Raises what the handler raises, HandlerTimeout or DeadlinePassed.
+        """
+        injected = self.resources_of(handler.resources)
+
+        async def innermost() -> object:
+            return await handler.function(argument, *context, **injected)
+
+        run: Callable[[], Awaitable[object]] = innermost
+        for middleware in reversed(self._app.middlewares):
+            run = _wrapped(middleware, attempt, run)
+        return await bounded(handler, run, seconds_left(work))
+
+    def resources_of(self, wanted: Mapping[str, type]) -> dict[str, object]:
+        """Keyword arguments for the parameters that ask for a resource."""
+        return {name: self._resources[cls] for name, cls in wanted.items()}
+
+
+async def bounded(
+    handler: Handler, run: Callable[[], Awaitable[object]], left_seconds: float | None
+) -> object:
+    """Stop it after the handler's timeout, or at the task's deadline where that is sooner."""
+    seconds = handler.timeout.total_seconds()
+    is_deadline = left_seconds is not None and left_seconds < seconds
+    bound = asyncio.timeout(seconds if left_seconds is None else min(seconds, left_seconds))
+    try:
+        async with bound:
+            return await run()
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        if is_deadline:
+            raise DeadlinePassed(f"{handler.name} was stopped at the task's deadline") from error
+        raise HandlerTimeout(f"{handler.name} was stopped after {seconds:g} s") from error
+
+
+def attempt_of(work: Work) -> Attempt:
+    """What a handler may know of the attempt."""
+    envelope = work.envelope or envelope_of(work)
+    return Attempt(work.id, work.key, work.attempt + 1, work.run_no, envelope, work.owner)
+
+
+def argument_of(handler: Handler, payload: object, attempt: Attempt) -> object:
+    """The handler's first argument: the payload, with metadata where it asks for `Message[…]`."""
+    return Message(payload, attempt.key, attempt.envelope) if handler.wants_message else payload
+
+
+def payload_of(handler: Handler, work: Work) -> object:
+    """The decoded payload. Raises DecodeError."""
+    if handler.payload_class is None:
+        return work.payload
+    return decode(handler.payload_class, work.payload, work.content_type or "")
+
+
+def seconds_left(work: Work) -> float | None:
+    """Until its deadline; the clock of the database told it at the claim."""
+    if work.deadline_seconds is None:
+        return None
+    return work.deadline_seconds - (time.monotonic() - work.claimed_at)
+
+
+def _wrapped(
+    middleware: Callable[[Attempt, Callable[[], Awaitable[object]]], Awaitable[object]],
+    attempt: Attempt,
+    run: Callable[[], Awaitable[object]],
+) -> Callable[[], Awaitable[object]]:
+    return lambda: middleware(attempt, run)
