@@ -5,17 +5,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from towpath.app import App
 from towpath.brokers.ports import Broker, Subscriber, Subscription
 from towpath.consumer.member import DATABASE, Member
+from towpath.consumer.roster import cancel, wait_for
 from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
-from towpath.store.database import Database
+from towpath.store.database import Database, store_errors
 from towpath.store.destinations import addresses_of, installation_of
 from towpath.store.installed import ensure_installed
 from towpath.telemetry import names
@@ -27,7 +28,15 @@ _STALL_SECONDS: Final = 60.0
 
 _SEEN_SECONDS: Final = 15.0
 
+_ACQUIRE_SECONDS: Final = 10.0
+
+T = TypeVar("T")
+
 log = event_logger(__name__)
+
+
+class _Stopped(Exception):
+    """Told to stop before it could begin."""
 
 
 @dataclass(slots=True)
@@ -92,20 +101,31 @@ class Consumer:
             raise ConfigurationError("; ".join(problems))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._database.aclose)
-            if not await self._persist(self._database.start, stop):
+            try:
+                await self._persist(self._connect, stop)
+                resources = {
+                    cls: await stack.enter_async_context(factory())
+                    for cls, factory in self._app.providers.items()
+                }
+                while not stop.is_set():
+                    await self._run_member(resources, stop)
+            except _Stopped:
                 return
-            async with self._database.pool.acquire() as connection:
+
+    async def _connect(self) -> None:
+        await self._database.start()
+        with store_errors():
+            async with self._database.pool.acquire(timeout=_ACQUIRE_SECONDS) as connection:
                 await ensure_installed(connection, self._database.schema)
-            resources = {
-                cls: await stack.enter_async_context(factory())
-                for cls, factory in self._app.providers.items()
-            }
-            while not stop.is_set():
-                await self._run_member(resources, stop)
+
+    async def _look_up(self) -> tuple[dict[str, str], str]:
+        """The group's addresses and this installation's id."""
+        addresses = await addresses_of(self._database, self._app.destinations)
+        return addresses, await installation_of(self._database)
 
     async def _run_member(self, resources: Mapping[type, object], stop: asyncio.Event) -> None:
         """One incarnation: its own worker id and its own place in the group."""
-        addresses = await addresses_of(self._database, self._app.destinations)
+        addresses, installation = await self._persist(self._look_up, stop)
         subscriber = self._broker.subscriber(
             Subscription(
                 self._app.name,
@@ -119,15 +139,14 @@ class Consumer:
             self._database,
             subscriber,
             self._settings,
-            installation=await installation_of(self._database),
+            installation=installation,
             outbox=self._outbox,
             resources=resources,
             telemetry=self._telemetry,
             on_progress=self.health.note,
         )
         try:
-            if not await self._persist(lambda: subscriber.start(member), stop):
-                return
+            await self._persist(lambda: subscriber.start(member), stop)
             self.health.subscriber = subscriber
             await member.run(stop)
         except LeaseLost:
@@ -135,14 +154,14 @@ class Consumer:
             self._telemetry.add(names.WORKER_LEASES_LOST, 1, group=self._app.name)
         except StoreUnavailable as error:
             log.warning("worker.store_unavailable", group=self._app.name, error=str(error))
-            await asyncio.sleep(self._settings.due_poll_max.total_seconds())
+            await wait_for(stop, self._settings.due_poll_max.total_seconds())
         finally:
             self.health.subscriber = None
             self.health.progressed_at.clear()
             await subscriber.aclose()
 
-    async def _persist(self, start: Callable[[], Awaitable[None]], stop: asyncio.Event) -> bool:
-        """Until it works, with back-off; False when told to stop meanwhile. Wrong settings are raised."""
+    async def _persist(self, act: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
+        """Until it works, with back-off. Raises _Stopped when told to stop meanwhile, and wrong settings."""
 
         def note(state: RetryCallState) -> None:
             error = None if state.outcome is None else state.outcome.exception()
@@ -156,20 +175,19 @@ class Consumer:
             wait=wait_random_exponential(multiplier=0.2, max=5),
             before_sleep=note,
         )
-        starting = asyncio.create_task(_call(attempts, start))
+        acting = asyncio.create_task(_call(attempts, act))
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-            return False
-        starting.result()
-        return True
+        try:
+            await asyncio.wait({acting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not acting.done():
+                raise _Stopped
+            return acting.result()
+        finally:
+            await cancel([acting, stopping])
 
 
-async def _call(attempts: AsyncRetrying, start: Callable[[], Awaitable[None]]) -> None:
-    async def awaited() -> None:  # tenacity awaits coroutine functions only, not what a lambda returns
-        await start()
+async def _call(attempts: AsyncRetrying, act: Callable[[], Awaitable[T]]) -> T:
+    async def awaited() -> T:  # tenacity awaits coroutine functions only, not what a lambda returns
+        return await act()
 
-    await attempts(awaited)
+    return await attempts(awaited)

@@ -12,6 +12,7 @@ from towpath.brokers.ports import Delivery, Headers
 from towpath.errors import DecodeError
 from towpath.messages import Envelope, read_envelope
 from towpath.messages.headers import CE_ID, TRACEPARENT
+from towpath.messages.limits import check_type
 from towpath.store.work import Work
 
 _NAMESPACE: Final = UUID("6f0d5d0e-6a5b-5a0c-9d3f-3b7a3d6f2a10")
@@ -117,8 +118,9 @@ def _storable_key(key: str | None) -> str | None:
 
 def _read_foreign(foreign: Foreign, delivery: Delivery, received_at: datetime) -> Envelope:
     try:
-        type_ = foreign.type if isinstance(foreign.type, str) else foreign.type(delivery)
+        type_ = check_type(foreign.type if isinstance(foreign.type, str) else foreign.type(delivery))
         given = foreign.id(delivery) if foreign.id is not None else delivery.coordinates
+        id_ = given if isinstance(given, UUID) else uuid5(_NAMESPACE, f"{delivery.source}\n{given}")
     except Exception as error:  # the group's own function on a foreign message: the message is at fault
         raise DecodeError("foreign_rule", f"{type(error).__name__}: {error}") from error
     if given is None:
@@ -126,7 +128,7 @@ def _read_foreign(foreign: Foreign, delivery: Delivery, received_at: datetime) -
             "no_message_id", f"app.foreign({foreign.destination!r}, id=…) must derive one on this broker"
         )
     return Envelope(
-        message_id=given if isinstance(given, UUID) else uuid5(_NAMESPACE, f"{delivery.source}\n{given}"),
+        message_id=id_,
         type=type_,
         source=f"/foreign/{delivery.source}",
         occurred_at=delivery.timestamp or received_at,

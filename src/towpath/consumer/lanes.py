@@ -27,8 +27,7 @@ class Lane:
 
     id: Hashable
     waiting: deque[Received] = field(default_factory=deque)
-    is_running: bool = False
-    is_held: bool = False
+    running: Received | None = None
 
 
 class Lanes:
@@ -68,9 +67,9 @@ class Lanes:
         while self._ready and len(heads) < limit:
             lane = self._ready.popleft()
             if lane.waiting:
-                heads.append(lane.waiting.popleft())
+                lane.running = lane.waiting.popleft()
+                heads.append(lane.running)
                 self._waiting_count -= 1
-                lane.is_running = True
             else:
                 self._lanes.pop(lane.id, None)
         return heads
@@ -78,16 +77,21 @@ class Lanes:
     def finish(self, received: Received) -> None:
         """The head is done; its lane's next may start."""
         lane = _lane(received)
-        lane.is_running = False
+        lane.running = None
         if lane.waiting:
             self._ready.append(lane)
         else:
             self._lanes.pop(lane.id, None)
 
+    def make_way(self, received: Received) -> None:
+        """Finish the head unless that was done already, or it was held."""
+        if _lane(received).running is received:
+            self.finish(received)
+
     def hold(self, received: Received, until: float) -> None:
         """The head could not start: it stays the head, and its lane rests until the given instant."""
         lane = _lane(received)
-        lane.is_running, lane.is_held = False, True
+        lane.running = None
         lane.waiting.appendleft(received)
         self._waiting_count += 1
         heapq.heappush(self._held, (until, next(self._tie), lane))
@@ -96,7 +100,6 @@ class Lanes:
         """Make rested lanes ready again. Returns the next instant one is due, None when none rests."""
         while self._held and self._held[0][0] <= now:
             _, _, lane = heapq.heappop(self._held)
-            lane.is_held = False
             if lane.waiting:
                 self._ready.append(lane)
             else:

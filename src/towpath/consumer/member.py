@@ -102,6 +102,7 @@ class Member:
             app,
             settings,
             reaps=ReapStore(database, app.name),
+            roster=self._roster,
             watch=watch,
             wake=wake,
             telemetry=telemetry,

@@ -3,9 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import asyncpg
@@ -30,6 +30,12 @@ _RECEIVE_COUNT: Final = 500
 _IDLE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
+_UNSTORABLE: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
+"""What the database says about one message of a batch."""
 _WRONG_DATABASE: Final = (
     "the task's row is in another installation's database: submit works within one database, send between two"
 )
@@ -126,20 +132,19 @@ class Pump:
     async def _claim(self, works: list[Work], by_id: Mapping[UUID, Received]) -> None:
         try:
             claimed = await self._claims.claim(works)
-            lost = [work.id for work in claimed.lost]
-            standings = await self._claims.standings(lost) if lost else {}
         except StoreUnavailable as error:
             self._watch.failed(error)
             for work in works:
                 self._hold(by_id[work.id], _OUTAGE_SECONDS * (0.5 + random.random()))
             return
-        except asyncpg.DataError as error:
+        except _UNSTORABLE as error:
             await self._isolate(works, by_id, error)
             return
         self._watch.answered()
         if claimed.started:
             crash_point(CrashPoint.CLAIMED_BEFORE_HANDLE)
-        self._dispatch(claimed, standings, by_id)
+        self._dispatch(claimed, by_id)
+        await self._look_up(claimed.lost, by_id)
 
     async def _isolate(self, works: list[Work], by_id: Mapping[UUID, Received], error: Exception) -> None:
         """One message of the batch cannot be stored as it is: find it, bury it alone."""
@@ -150,18 +155,28 @@ class Pump:
         await self._claim(works[:middle], by_id)
         await self._claim(works[middle:], by_id)
 
-    def _dispatch(
-        self, claimed: Claimed, standings: Mapping[UUID, Standing], by_id: Mapping[UUID, Received]
-    ) -> None:
+    def _dispatch(self, claimed: Claimed, by_id: Mapping[UUID, Received]) -> None:
         for work in claimed.started:
             received = by_id[work.id]
-            self._roster.spawn(work, self._run(received), received=received, on_done=self._wake.set)
+            self._spawn(received, self._run(received))
         for work in claimed.parked:
             log.info("task.parked", group=self._app.name, message_id=str(work.id), type=work.type)
             self._finish(by_id[work.id])
         for work in claimed.contended:
             self._hold(by_id[work.id], _BUSY_SECONDS)
-        for work in claimed.lost:
+
+    async def _look_up(self, lost: Sequence[Work], by_id: Mapping[UUID, Received]) -> None:
+        """What became of messages that somebody else had claimed."""
+        if not lost:
+            return
+        try:
+            standings = await self._claims.standings([work.id for work in lost])
+        except StoreUnavailable as error:
+            self._watch.failed(error)
+            for work in lost:
+                self._hold(by_id[work.id], _OUTAGE_SECONDS)
+            return
+        for work in lost:
             received = by_id[work.id]
             if self._is_of_another_database(work, standings[work.id]):
                 self._spawn_burial(received, DecodeError("wrong_database", _WRONG_DATABASE))
@@ -183,10 +198,15 @@ class Pump:
         else:
             self._hold(received, _BUSY_SECONDS)
 
+    def _spawn(self, received: Received, run: Coroutine[Any, Any, None]) -> None:
+        def on_done() -> None:
+            self._lanes.make_way(received)  # it was handed back, and may come again
+            self._wake.set()
+
+        self._roster.spawn(received.work, run, received=received, on_done=on_done)
+
     def _spawn_burial(self, received: Received, error: Exception) -> None:
-        self._roster.spawn(
-            received.work, self._bury(received, error), received=received, on_done=self._wake.set
-        )
+        self._spawn(received, self._bury(received, error))
 
     async def _bury(self, received: Received, error: Exception) -> None:
         if await self._runner.bury(received.work, error, received.delivery):

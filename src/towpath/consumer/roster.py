@@ -8,7 +8,7 @@ from uuid import UUID
 from towpath.consumer.lanes import Received
 from towpath.consumer.running import Runner
 from towpath.errors import StoreUnavailable
-from towpath.store.settles import SettleStore
+from towpath.store.settles import Claim, SettleStore
 from towpath.store.work import Work
 from towpath.telemetry.logging import event_logger
 
@@ -27,6 +27,7 @@ class Roster:
         self._tasks: dict[Work, tuple[asyncio.Task[None], Received | None]] = {}
         self.due_count = 0
         """Started from the database."""
+        self._strays: set[Claim] = set()
         self.broke: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with the error of a run that no outcome covers: a bug, which ends the worker."""
 
@@ -89,6 +90,18 @@ class Roster:
                 await self._settles.hand_back(works)
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("worker.store_unavailable", group=self._group, error=str(error))
+
+    async def hand_back_strays(self) -> int:
+        """Hand back what the database takes this worker to be running though it does not. Returns how many.
+
+        That is left by a claim whose answer was lost. Only what two looks in turn find: a claim may
+        be on its way. (If it arrives later still, its token is gone.) Raises StoreUnavailable.
+        """
+        claims = await self._settles.claims()
+        strays = claims - {(work.id, work.token) for work in self._tasks if work.token is not None}
+        lost, self._strays = strays & self._strays, strays - self._strays
+        await self._settles.hand_back_claims(lost)
+        return len(lost)
 
     async def cancel_all(self) -> None:
         """Nothing runs on."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from towpath.errors import StoreUnavailable
@@ -15,6 +16,11 @@ T = TypeVar("T")
 
 BATCH_LIMIT: Final = 500
 BATCH_LIMIT_BYTES: Final = 1_000_000
+_LOST_RACES: Final = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +100,10 @@ class GroupCommit:
 
 
 async def until_available(act: Callable[[], Awaitable[T]]) -> T:
-    """Do it, and do it again while the database is away. Cancel it to give up."""
+    """Do it, and do it again while the database is away or a race was lost. Cancel it to give up."""
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(StoreUnavailable), wait=wait_random_exponential(multiplier=0.1, max=2)
+        retry=retry_if_exception_type((StoreUnavailable, *_LOST_RACES)),
+        wait=wait_random_exponential(multiplier=0.1, max=2),
     )
 
     async def awaited() -> T:  # tenacity awaits coroutine functions only, not what a lambda returns

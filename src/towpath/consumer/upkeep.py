@@ -111,7 +111,7 @@ def wake_after(wake: asyncio.Event, seconds: float) -> None:
 
 
 class Reaper:
-    """Takes back what dead workers hold; every member does it, jittered, without a leader."""
+    """Takes back what nobody runs any more; every member does it, jittered, without a leader."""
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class Reaper:
         settings: WorkerSettings,
         *,
         reaps: ReapStore,
+        roster: Roster,
         watch: StoreWatch,
         wake: asyncio.Event,
         telemetry: Telemetry,
@@ -127,6 +128,7 @@ class Reaper:
         self._app = app
         self._settings = settings
         self._reaps = reaps
+        self._roster = roster
         self._watch = watch
         self._wake = wake
         self._telemetry = telemetry
@@ -147,6 +149,7 @@ class Reaper:
 
     async def _round(self, *, is_slow: bool) -> None:
         self._note(await self._reaps.reap_abandoned(_REAP_BATCH), "abandoned")
+        self._note(await self._roster.hand_back_strays(), "stray")
         if await self._reaps.repair_gates(_REAP_BATCH):
             self._wake.set()
         if not is_slow:

@@ -53,7 +53,7 @@ class ClaimStore:
         for index, work in enumerate(batch):
             try:
                 one = await self.claim([work])
-            except (StoreUnavailable, asyncpg.DataError):
+            except (StoreUnavailable, asyncpg.PostgresError):
                 if index == 0:
                     raise
                 result.contended += batch[index:]
@@ -218,7 +218,7 @@ def _fill(work: Work, row: Any, token: UUID, now: float) -> None:
     work.is_cancel_requested = row["cancel_requested"]
     if not work.has_body:
         work.payload, work.content_type = row["payload"], row["content_type"]
-        work.headers, work.has_body, work.is_body_stored = load_headers(row["headers"]), True, True
+        work.headers = load_headers(row["headers"])
 
 
 def _due_work(row: Any, token: UUID, now: float, trigger: str) -> Work:
@@ -230,12 +230,12 @@ def _due_work(row: Any, token: UUID, now: float, trigger: str) -> Work:
         key=row["key"],
         lane=row["lane"],
         position=row["position"],
-        payload=row["payload"],
-        content_type=row["content_type"],
-        headers=load_headers(row["headers"]),
+        payload=None,
+        content_type=None,
+        headers=(),
         trace=row["trace"],
         is_from_broker=False,
-        is_body_stored=True,
+        has_body=False,
         trigger=trigger,
         created_at=row["created_at"],
     )

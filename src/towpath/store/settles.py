@@ -149,7 +149,7 @@ class SettleStore:
         try:
             async with self._database.transaction() as connection:
                 is_head = await hold(connection, self._sql, self._group, work.source, work.lane, work.id)
-                keeps_body = not work.is_body_stored
+                keeps_body = work.has_body
                 row = await connection.fetchrow(
                     self._sql["wait"],
                     self._group,

@@ -29,9 +29,7 @@ class Work:
     envelope: Envelope | None = None
     """As the broker brought it; work from the database reads its stored headers when it runs."""
     has_body: bool = True
-    """False: a submitted task, whose body is in its row and is filled in by the claim."""
-    is_body_stored: bool = False
-    """Whether the row holds body and headers already."""
+    """Whether it brought its body. False: body and headers are in its row; the claim fills them in."""
     is_from_broker: bool = True
     trigger: str = "broker"
     """What started it: `broker`, or why it had waited."""

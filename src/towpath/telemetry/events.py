@@ -85,7 +85,7 @@ _EVENTS: Final = (
         "A submitted task's row is gone: it ended and expired. Acknowledged.",
         "group message_id type",
     ),
-    _event("task.reaped", "Tasks of dead workers were taken back.", "group count reason"),
+    _event("task.reaped", "Tasks that nobody ran any more were taken back.", "group count reason"),
     _event("dlq.replayed", "Dead letters were sent back to work.", "group count actor audit_id"),
 )
 EVENTS: Final[Mapping[str, LogEvent]] = MappingProxyType({event.name: event for event in _EVENTS})
