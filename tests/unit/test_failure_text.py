@@ -81,6 +81,22 @@ def test_sql_parameters_and_the_failing_row_are_not_stored() -> None:
     assert describe(original) == "duplicate key value violates unique constraint"
 
 
+@pytest.mark.parametrize(
+    ("sqlstate", "text", "shown"),
+    [
+        ("22P02", f'invalid input syntax for type uuid: "{CANARY}"', "invalid input syntax for type uuid: …"),
+        ("22000", f"invalid input for argument $1: '{CANARY}' (a str)", "invalid input for argument $1: …"),
+        ("22001", "value too long for type varchar(10)", "value too long for type varchar(10)"),
+        ("42P01", 'relation "orders" does not exist', 'relation "orders" does not exist'),
+    ],
+)
+def test_a_value_that_postgres_could_not_read_is_not_stored(sqlstate: str, text: str, shown: str) -> None:
+    """X3"""
+    error = asyncpg.PostgresError.new({"C": sqlstate, "M": text})
+    assert describe(error) == shown
+    assert describe(sqlalchemy_exc.DBAPIError("select 1", {}, error)) == shown
+
+
 def test_the_input_of_a_validation_error_is_not_stored() -> None:
     """X3"""
 

@@ -22,6 +22,8 @@ MASK: Final = "[redacted]"
 
 _SCANNED: Final = 8 * MESSAGE_LIMIT
 _ELLIPSIS: Final = "…"
+_BAD_VALUE: Final = re.compile(r""": ["'].*""", re.DOTALL)
+"""Where a data exception (class 22) quotes the value it was given."""
 _NOT_PRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 _SENSITIVE_NAME: Final = (
@@ -140,12 +142,14 @@ def _listed(list_errors: Callable[..., object]) -> list[Mapping[str, Iterable[ob
 
 
 def _of_database(error: BaseException) -> str | None:
-    """The server's first line: SQL, parameters and DETAIL (the failing row) are left out."""
+    """The server's first line: SQL, parameters, DETAIL (the failing row) and bad values are left out."""
     wrapped = getattr(error, "orig", None)
     cause = wrapped if isinstance(wrapped, BaseException) else error
-    if cause is error and sqlstate_of(error) is None:
+    state = sqlstate_of(error)
+    if cause is error and state is None:
         return None
-    return _text(cause).strip().partition("\n")[0]
+    line = _text(cause).strip().partition("\n")[0]
+    return _BAD_VALUE.sub(f": {_ELLIPSIS}", line) if state and state.startswith("22") else line
 
 
 def _of_group(error: BaseException) -> str | None:
