@@ -102,7 +102,9 @@ def test_a_session_that_asks_for_autocommit_is_refused(first: Engine, how: str) 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("when", ["first", "after a read"])
-async def test_an_async_autocommit_engine_is_refused(db: Any, migrated_url: str, driver: str, when: str) -> None:
+async def test_an_async_autocommit_engine_is_refused(
+    db: Any, migrated_url: str, driver: str, when: str
+) -> None:
     """P10"""
     engine = create_async_engine(sqlalchemy_url(migrated_url, driver), isolation_level="AUTOCOMMIT")
     async with AsyncSession(engine) as session:
@@ -170,7 +172,9 @@ def test_a_reader_in_autocommit_does_not_matter(migrated_url: str, first: Engine
     assert keys(first) == ["a"]
 
 
-def test_with_a_database_per_class_the_message_goes_where_the_change_is(first: Engine, second: Engine) -> None:
+def test_with_a_database_per_class_the_message_goes_where_the_change_is(
+    first: Engine, second: Engine
+) -> None:
     """P10"""
     binds: dict[Any, Engine] = {Account: first, Invoice: second}
     with Session(binds=binds) as session:
@@ -188,7 +192,9 @@ def test_with_a_database_per_class_the_message_goes_where_the_change_is(first: E
     assert keys(second) == ["2", "3"]
 
 
-def test_with_a_default_bind_the_message_still_goes_where_the_change_is(first: Engine, second: Engine) -> None:
+def test_with_a_default_bind_the_message_still_goes_where_the_change_is(
+    first: Engine, second: Engine
+) -> None:
     """P10"""
     with Session(first, binds={Invoice: second}) as session:
         with session.begin():
@@ -201,7 +207,9 @@ def test_with_a_default_bind_the_message_still_goes_where_the_change_is(first: E
     assert keys(second) == ["1"]
 
 
-def test_changes_in_two_databases_refuse_the_message_and_neither_commits(first: Engine, second: Engine) -> None:
+def test_changes_in_two_databases_refuse_the_message_and_neither_commits(
+    first: Engine, second: Engine
+) -> None:
     """P10"""
     with Session(binds={Account: first, Invoice: second}) as session:
         with pytest.raises(NoTransaction, match="several databases"), session.begin():
@@ -235,10 +243,9 @@ def test_a_change_in_another_kind_of_database_refuses_the_message(first: Engine)
     """P10"""
     sqlite = create_engine("sqlite://")
     Base.metadata.create_all(sqlite)
-    with Session(sqlite) as session:
-        with pytest.raises(NoTransaction, match="sqlite"), session.begin():
-            session.add(Account(id="a"))
-            emit(session, OrderPlaced(order_id="a"))
+    with Session(sqlite) as session, pytest.raises(NoTransaction, match="sqlite"), session.begin():
+        session.add(Account(id="a"))
+        emit(session, OrderPlaced(order_id="a"))
     with sqlite.connect() as connection:
         assert connection.scalar(sa.text("select count(*) from account")) == 0
     sqlite.dispose()
@@ -247,7 +254,9 @@ def test_a_change_in_another_kind_of_database_refuses_the_message(first: Engine)
 def test_emitting_asks_the_database_nothing_more(first: Engine) -> None:
     """P6: one INSERT and nothing else on an ordinary session."""
     sent: list[str] = []
-    event.listen(first, "before_cursor_execute", lambda _c, _u, statement, *_: sent.append(statement.split()[0]))
+    event.listen(
+        first, "before_cursor_execute", lambda _c, _u, statement, *_: sent.append(statement.split()[0])
+    )
     with Session(first) as session, session.begin():
         session.add(Account(id="a"))
         emit(session, OrderPlaced(order_id="a"))

@@ -50,7 +50,9 @@ async def test_many_are_one_statement_in_order(db: Any) -> None:
 
 
 @pytest.mark.parametrize("cache", [0, 100])
-async def test_nothing_stays_behind_on_the_server_for_a_pooler_to_mix_up(migrated_url: str, cache: int) -> None:
+async def test_nothing_stays_behind_on_the_server_for_a_pooler_to_mix_up(
+    migrated_url: str, cache: int
+) -> None:
     """P4: no session settings, locks or (without a statement cache) prepared statements."""
     settings = "select name, setting from pg_settings where name !~ '^plpgsql'"
     async with (
@@ -118,7 +120,12 @@ async def test_the_sql_function_writes_the_same_row(db: Any) -> None:
                             '{"tenant": "t1", "plain": "ü"}'::json)""")
 
     row = await db.fetchrow("select *, headers::text as pairs from towpath.outbox")
-    assert (row["message_id"], row["kind"], row["type"], row["key"]) == (message_id, "event", "order.placed", "a")
+    assert (row["message_id"], row["kind"], row["type"], row["key"]) == (
+        message_id,
+        "event",
+        "order.placed",
+        "a",
+    )
     assert (row["payload"], row["content_type"]) == (b'{"order_id":"a"}', "application/json")
     assert load_headers(row["pairs"]) == (("tenant", b"t1"), ("plain", "ü".encode()))
     assert row["shard"] == await db.fetchval("select towpath.shard('orders', 'a', $1)", message_id)
@@ -138,7 +145,9 @@ async def test_the_sql_function_refuses_malformed_and_reserved_headers(db: Any, 
         await db.execute("select towpath.emit('d', 't', '', headers => $1::text::json)", headers)
 
 
-@pytest.mark.parametrize("headers", ['[["a", "b"], ["a", {"b64": "/w=="}]]', "[]", "{}", '{"a": "b", "c": "d"}'])
+@pytest.mark.parametrize(
+    "headers", ['[["a", "b"], ["a", {"b64": "/w=="}]]', "[]", "{}", '{"a": "b", "c": "d"}']
+)
 async def test_the_sql_function_stores_headers_as_the_library_reads_them(db: Any, headers: str) -> None:
     await db.execute("select towpath.emit('d', 't', '', headers => $1::text::json)", headers)
 
@@ -147,7 +156,13 @@ async def test_the_sql_function_stores_headers_as_the_library_reads_them(db: Any
 
 async def test_the_sql_function_keeps_to_the_limits(db: Any) -> None:
     """P11"""
-    for arguments in (("a b", "t", None), ("", "t", None), ("d", "", None), ("d", "t" * 201, None), ("d", "t", "k" * 513)):
+    for arguments in (
+        ("a b", "t", None),
+        ("", "t", None),
+        ("d", "", None),
+        ("d", "t" * 201, None),
+        ("d", "t", "k" * 513),
+    ):
         with pytest.raises(asyncpg.CheckViolationError):
             await db.execute("select towpath.emit($1, $2, '', $3)", *arguments)
     assert isinstance(await db.fetchval("select towpath.emit('d', 't', null, '')"), UUID)

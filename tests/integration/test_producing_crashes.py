@@ -148,7 +148,12 @@ async def test_an_asynchronous_commit_with_an_event_survives_the_crash_of_the_se
 
 async def test_a_lower_commit_level_is_raised_and_a_higher_one_is_kept(db: Any) -> None:
     """P9"""
-    for level, expected in (("off", "on"), ("local", "local"), ("remote_apply", "remote_apply"), ("on", "on")):
+    for level, expected in (
+        ("off", "on"),
+        ("local", "local"),
+        ("remote_apply", "remote_apply"),
+        ("on", "on"),
+    ):
         for call in (lambda: emit(db, OrderPlaced(order_id="a")), lambda: submit(db, Charge("a"))):
             transaction = db.transaction()
             await transaction.start()
@@ -170,7 +175,9 @@ def test_a_two_phase_session_prepares_the_event_with_the_change(forgetful_server
         session.prepare()
         session.rollback()
     with engine.connect() as connection:
-        events = connection.scalars(text("select key from towpath.outbox where key in ('two', 'three')")).all()
+        events = connection.scalars(
+            text("select key from towpath.outbox where key in ('two', 'three')")
+        ).all()
     engine.dispose()
 
     assert events == ["two"]

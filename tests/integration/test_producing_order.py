@@ -152,7 +152,7 @@ async def test_racing_coroutines_tell_each_change_in_order(
         rng = random.Random(seed)
         for _ in range(rounds):
             async with AsyncSession(async_engine) as session:
-                await session.run_sync(lambda plain: change(plain, session, rng))  # noqa: B023 - run at once
+                await session.run_sync(lambda plain: change(plain, session, rng))
 
     async with asyncio.TaskGroup() as group:
         for seed in range(12):

@@ -33,14 +33,22 @@ naive = datetime(2026, 1, 1)  # noqa: DTZ001 - the point of it
 REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "an undeclared class": (UnknownType, "Undeclared", lambda t: emit(t, Undeclared())),
     "bare bytes": (UnknownType, "RawMessage", lambda t: emit(t, b"bytes")),
-    "a subclass": (UnknownType, "only OrderPlaced", lambda t: emit(t, type("Sub", (OrderPlaced,), {})(order_id="a"))),
+    "a subclass": (
+        UnknownType,
+        "only OrderPlaced",
+        lambda t: emit(t, type("Sub", (OrderPlaced,), {})(order_id="a")),
+    ),
     "a task emitted": (InvalidMessage, "submit it", lambda t: emit(t, Charge("a"))),
     "an event submitted": (InvalidMessage, "emit it", lambda t: submit(t, PageViewed("/"))),
     "an event sent": (InvalidMessage, "emit it", lambda t: send(t, PageViewed("/"))),
     "a large body": (PayloadTooLarge, "1048576", lambda t: emit(t, PageViewed("x" * 1_048_576))),
     "a large task": (PayloadTooLarge, "1048576", lambda t: submit(t, BuildReport(name="x" * 1_048_576))),
     "a naive datetime": (InvalidMessage, "naive", lambda t: emit(t, MeetingSet("r", naive))),
-    "a naive datetime within": (InvalidMessage, r"\$\.at\.0\.x", lambda t: emit(t, MeetingSet("r", [{"x": naive}]))),
+    "a naive datetime within": (
+        InvalidMessage,
+        r"\$\.at\.0\.x",
+        lambda t: emit(t, MeetingSet("r", [{"x": naive}])),
+    ),
     "a NaN": (InvalidMessage, "nan", lambda t: emit(t, MeetingSet("r", float("nan")))),
     "no JSON": (InvalidMessage, "JSON", lambda t: emit(t, MeetingSet("r", object()))),
     "a key that is a float": (InvalidMessage, "str, int or UUID", lambda t: emit(t, MeetingSet(1.5))),
@@ -55,11 +63,23 @@ REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "an empty destination": (InvalidMessage, "200", lambda t: emit(t, PageViewed("/"), destination="")),
     "an id that is text": (InvalidMessage, "uuid.UUID", lambda t: emit(t, PageViewed("/"), message_id="x")),  # type: ignore[arg-type, call-overload]
     "a reserved header": (InvalidMessage, "ce_", lambda t: emit(t, PageViewed("/"), headers={"Ce_Id": "1"})),
-    "a header that is a number": (InvalidMessage, "int", lambda t: emit(t, PageViewed("/"), headers={"a": 1})),  # type: ignore[dict-item]
-    "many headers": (InvalidMessage, "16384", lambda t: emit(t, PageViewed("/"), headers={"a": b"x" * 16384})),
+    "a header that is a number": (
+        InvalidMessage,
+        "int",
+        lambda t: emit(t, PageViewed("/"), headers={"a": 1}),
+    ),  # type: ignore[dict-item]
+    "many headers": (
+        InvalidMessage,
+        "16384",
+        lambda t: emit(t, PageViewed("/"), headers={"a": b"x" * 16384}),
+    ),
     "a long type": (InvalidMessage, "200", lambda t: emit(t, RawMessage("x" * 201, b"", "d"))),
     "a long owner": (InvalidMessage, "200", lambda t: submit(t, Charge("a"), owner="x" * 201)),
-    "a long dedupe key": (InvalidMessage, "512 bytes", lambda t: submit(t, Charge("a"), dedupe_key="ü" * 257)),
+    "a long dedupe key": (
+        InvalidMessage,
+        "512 bytes",
+        lambda t: submit(t, Charge("a"), dedupe_key="ü" * 257),
+    ),
     "an empty dedupe key": (InvalidMessage, "1 to 512", lambda t: submit(t, Charge("a"), dedupe_key="")),
     "a naive deadline": (InvalidMessage, "naive", lambda t: submit(t, Charge("a"), deadline=naive)),
     "a deadline in no unit": (InvalidMessage, "duration", lambda t: submit(t, Charge("a"), deadline="soon")),

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
@@ -41,7 +40,9 @@ async def keys(db: Any) -> list[str]:
     return [row["key"] for row in await db.fetch("select key from towpath.outbox order by id")]
 
 
-async def test_a_committed_event_is_in_the_outbox_with_the_transaction_of_its_cause(db: Any, run: Runner) -> None:
+async def test_a_committed_event_is_in_the_outbox_with_the_transaction_of_its_cause(
+    db: Any, run: Runner
+) -> None:
     """P1 P4"""
 
     def work(target: Target, session: Session) -> str:
@@ -56,7 +57,12 @@ async def test_a_committed_event_is_in_the_outbox_with_the_transaction_of_its_ca
                o.xid::text::bigint % 4294967296 = a.xmin::text::bigint as same_transaction
         from towpath.outbox o, account a""")
     assert str(row["message_id"]) == message_id
-    assert (row["kind"], row["destination"], row["type"], row["key"]) == ("event", "orders", "order.placed", "a")
+    assert (row["kind"], row["destination"], row["type"], row["key"]) == (
+        "event",
+        "orders",
+        "order.placed",
+        "a",
+    )
     assert (row["payload"], row["content_type"]) == (b'{"order_id":"a","amount":7}', "application/json")
     assert row["pairs"] == '[["tenant","ü"]]'
     assert row["in_shard"]
@@ -156,7 +162,9 @@ async def test_a_savepoint_that_a_failed_flush_ended_takes_its_events_along(db: 
     assert await keys(db) == ["a", "b"]
 
 
-async def test_a_submit_in_a_rolled_back_savepoint_leaves_neither_task_nor_message(db: Any, run: Runner) -> None:
+async def test_a_submit_in_a_rolled_back_savepoint_leaves_neither_task_nor_message(
+    db: Any, run: Runner
+) -> None:
     """P1"""
 
     def work(target: Target, session: Session) -> None:
@@ -241,7 +249,9 @@ async def test_the_insert_is_the_last_statement_behind_the_final_flush(
     assert await keys(db) == ["a", "b", None]
 
 
-async def test_flush_listeners_may_emit_and_their_events_come_behind_what_they_tell(db: Any, run: Runner) -> None:
+async def test_flush_listeners_may_emit_and_their_events_come_behind_what_they_tell(
+    db: Any, run: Runner
+) -> None:
     """P8"""
 
     def work(target: Target, session: Session) -> list[str]:
@@ -420,7 +430,9 @@ async def test_when_the_insert_fails_nothing_commits_and_the_pool_gets_a_clean_c
 
 @pytest.mark.parametrize("mode", ["rollback_only", "control_fully", "create_savepoint"])
 @pytest.mark.parametrize("outer", ["commit", "rollback"])
-def test_a_session_inside_another_transaction_shares_its_fate(migrated_url: str, mode: Any, outer: str) -> None:
+def test_a_session_inside_another_transaction_shares_its_fate(
+    migrated_url: str, mode: Any, outer: str
+) -> None:
     """P1"""
     engine = sa.create_engine(migrated_url.replace("://", "+psycopg://"))
     Base.metadata.create_all(engine)

@@ -58,7 +58,9 @@ async def test_a_submitted_task_is_accepted_with_its_body(db: Any, engine: Async
 
 
 async def test_the_source_of_a_task_is_the_address_of_its_destination(db: Any, engine: AsyncEngine) -> None:
-    await db.execute("insert into towpath.destination (name, address) values ('tasks.billing', 'work-billing')")
+    await db.execute(
+        "insert into towpath.destination (name, address) values ('tasks.billing', 'work-billing')"
+    )
     async with AsyncSession(engine) as session, session.begin():
         await submit(session, Charge("o1"))
 
@@ -178,7 +180,9 @@ async def test_a_deadline_counts_from_the_database_clock(db: Any, engine: AsyncE
 
 
 @pytest.mark.parametrize("kind", ["session", "async session", "asyncpg"])
-async def test_tasks_are_read_on_any_caller(db: Any, engine: AsyncEngine, migrated_url: str, kind: str) -> None:
+async def test_tasks_are_read_on_any_caller(
+    db: Any, engine: AsyncEngine, migrated_url: str, kind: str
+) -> None:
     async with db.transaction():
         handles = [await submit(db, Charge(f"o{number}"), owner=f"u{number % 2}") for number in range(4)]
     await finish(db, handles[0].id, result=b'{"paid":true}')
@@ -203,7 +207,12 @@ async def test_tasks_are_read_on_any_caller(db: Any, engine: AsyncEngine, migrat
 
     one, none, page, rest = await read()
 
-    assert (one.id, one.state, one.value, one.owner) == (handles[0].id, TaskState.SUCCEEDED, {"paid": True}, "u0")
+    assert (one.id, one.state, one.value, one.owner) == (
+        handles[0].id,
+        TaskState.SUCCEEDED,
+        {"paid": True},
+        "u0",
+    )
     assert none is None
     assert [task.id for task in page] == [handles[3].id]
     assert [task.id for task in rest] == [handles[1].id]

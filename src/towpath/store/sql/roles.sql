@@ -1,40 +1,64 @@
--- Least-privilege roles of towpath. Run by the owner of the schema or a superuser, after every upgrade; safe to
--- repeat. Grant a service's login the role it needs: grant towpath_producer to shop; No role owns anything.
+-- Least-privilege roles. Run by the owner of the schema towpath, after every upgrade; repeating it changes nothing.
+-- Each is a group without login, to be granted to the login of a service: `grant towpath_producer to shop;`
+--
+--   towpath_producer   writes messages, submits and cancels tasks; reads, changes and deletes nothing itself
+--   towpath_reader     reads tasks: state, progress, result
+--   towpath_relay      publishes: reads the outbox, keeps its progress; does not see tasks
+--   towpath_worker     consumer groups: tasks and dead letters; also a producer
+--   towpath_operator   looks, cancels, replays: what the command line does; also a producer
+--
+-- No role owns anything, nor may it create, alter or drop.
 
-do $$ begin create role towpath_producer nologin; exception when duplicate_object then null; end $$;
-do $$ begin create role towpath_relay nologin; exception when duplicate_object then null; end $$;
-do $$ begin create role towpath_worker nologin; exception when duplicate_object then null; end $$;
-do $$ begin create role towpath_operator nologin; exception when duplicate_object then null; end $$;
-do $$ begin create role towpath_reader nologin; exception when duplicate_object then null; end $$;
+do $$ begin create role towpath_producer nologin; exception when duplicate_object or unique_violation then null; end $$;
+do $$ begin create role towpath_reader nologin; exception when duplicate_object or unique_violation then null; end $$;
+do $$ begin create role towpath_relay nologin; exception when duplicate_object or unique_violation then null; end $$;
+do $$ begin create role towpath_worker nologin; exception when duplicate_object or unique_violation then null; end $$;
+do $$ begin create role towpath_operator nologin; exception when duplicate_object or unique_violation then null; end $$;
 
-grant usage on schema towpath to towpath_producer, towpath_relay, towpath_worker, towpath_operator, towpath_reader;
-grant select on towpath.meta, towpath.destination
-  to towpath_producer, towpath_relay, towpath_worker, towpath_operator, towpath_reader;
+-- Some functions run with the owner's rights: they are granted one by one.
+revoke all on schema towpath from public;
+revoke execute on all functions in schema towpath from public;
 
--- Whoever emits: writes messages, never sees them again. Slot, xid and id are not theirs to give: a row that carried
--- another transaction's xid would never be seen.
-grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload) on towpath.outbox
-  to towpath_producer, towpath_worker, towpath_operator;
+grant usage on schema towpath to towpath_producer, towpath_reader, towpath_relay, towpath_worker, towpath_operator;
+grant execute on function
+  towpath.clock(), towpath.shards_per_broker(), towpath.ring_slots(), towpath.rotate_seconds(), towpath.ring_slot(),
+  towpath.key_hash(text, uuid)
+  to towpath_producer, towpath_reader, towpath_relay, towpath_worker, towpath_operator;
+grant select on towpath.meta, towpath.broker, towpath.destination
+  to towpath_relay, towpath_worker, towpath_operator;
 
--- The relay: reads the outbox, keeps leases and journal, buries what the broker refuses. Never touches tasks.
-grant select on towpath.outbox, towpath.broker, towpath.journal, towpath.shard_progress, towpath.relay,
-  towpath.shard_lease, towpath.dead_letter to towpath_relay;
-grant insert, delete on towpath.journal to towpath_relay;
-grant insert, update, delete on towpath.relay to towpath_relay;
-grant update on towpath.shard_lease to towpath_relay;
-grant insert, update on towpath.dead_letter to towpath_relay;
+-- Slot, xid and id are not a producer's to give: a row that carried another transaction's xid would never be seen.
+grant select on towpath.destination to towpath_producer;
+grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+  on towpath.outbox to towpath_producer;
+grant insert (due_at, shard, message_id, destination, type, key, content_type, headers, payload)
+  on towpath.scheduled to towpath_producer;
+grant execute on function
+  towpath.shard(text, text, uuid), towpath.raise_synchronous_commit(), towpath.header_pairs(json),
+  towpath.emit(text, text, bytea, text, json, text, uuid),
+  towpath.accept_task(text, uuid, text, text, text, text, bytea, timestamptz, bytea, text, json, text),
+  towpath.cancel_task(text, uuid, text)
+  to towpath_producer;
 
--- Consumer groups: their tasks, gates and leases.
-grant select on towpath.task, towpath.task_event, towpath.key_gate, towpath.worker, towpath.dead_letter,
-  towpath.shard_progress to towpath_worker;
-grant insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;
-grant insert on towpath.task_event to towpath_worker;
-grant insert, update on towpath.dead_letter to towpath_worker;
+grant select on towpath.task, towpath.task_event to towpath_reader;
 
--- People at the command line.
-grant select on all tables in schema towpath to towpath_operator, towpath_reader;
-grant update on towpath.task to towpath_operator;
-grant insert on towpath.task_event to towpath_operator;
+-- Catalog rows only of the stage where publishing failed.
+grant select on towpath.outbox, towpath.scheduled, towpath.shard_progress to towpath_relay;
+grant select, insert, update, delete on towpath.journal to towpath_relay;
+grant select, update on towpath.shard_lease to towpath_relay;
+grant select, insert, update, delete on towpath.relay to towpath_relay;
+grant select, insert, update on towpath.dead_letter to towpath_relay;
+
+grant towpath_producer to towpath_worker;
+grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;
+grant select, insert on towpath.task_event to towpath_worker;
+grant select, insert, update on towpath.dead_letter to towpath_worker;
+grant select on towpath.shard_progress to towpath_worker;
+
+grant towpath_producer to towpath_operator;
+grant select on all tables in schema towpath to towpath_operator;
+grant update on towpath.task, towpath.dead_letter to towpath_operator;
 grant insert, update, delete on towpath.key_gate to towpath_operator;
-grant update on towpath.dead_letter to towpath_operator;
+grant insert on towpath.task_event to towpath_operator;
 grant insert, update on towpath.audit to towpath_operator;
+grant insert, update, delete on towpath.destination to towpath_operator;
