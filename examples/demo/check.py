@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is in the database, read in one snapshot."""
+    """What is in the database."""
 
     tasks: Mapping[tuple[str, UUID], str]
     """State by group and message; of invoices only those that nobody promised are left out."""
@@ -69,7 +69,7 @@ class Findings:
 async def check(connection: "asyncpg.Connection[Any]", promises: Promises) -> list[Claim]:
     """Every claim, true or not. Reads only."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        findings = await _read(connection)
+        findings = await read(connection)
     return judge(findings, promises)
 
 
@@ -213,7 +213,8 @@ def _business_agrees(found: Findings, promises: Promises) -> Claim:
     return claim
 
 
-async def _read(connection: "asyncpg.Connection[Any]") -> Findings:
+async def read(connection: "asyncpg.Connection[Any]") -> Findings:
+    """What is in the database; one snapshot if the transaction it runs in keeps to one."""
     tasks = await connection.fetch("select consumer_group, id, type, key, state from towpath.task")
     outbox = await connection.fetch("select message_id from towpath.outbox")
     invoices = await connection.fetch("select order_id, amount, count(*) from invoice group by 1, 2")
