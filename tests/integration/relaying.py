@@ -159,9 +159,20 @@ async def emit_many(
 
 
 async def race(
-    url: str, committed: list[tuple[str, int]], *, writer: int, until: float, seed: int = 0, keys: int = 20
+    url: str,
+    committed: list[tuple[str, int]],
+    *,
+    writer: int,
+    until: float,
+    seed: int = 0,
+    keys: int = 20,
+    destination: str | None = None,
 ) -> None:
-    """Update a hot row, then emit its new value, with all that transactions do, until a monotonic time."""
+    """Update a hot row, then emit its new value, with all that transactions do, until a monotonic time.
+
+    Given a destination, the payload is `key:value`: not every broker shows the key.
+    """
+    to = destination or "orders"
     rng = random.Random(f"{seed}-{writer}")
     connection = await asyncpg.connect(url, timeout=30)
     try:
@@ -179,13 +190,14 @@ async def race(
             if rng.random() < 0.2:
                 with suppress(ZeroDivisionError):
                     async with connection.transaction():
-                        await emit(connection, str(number), b"ghost")
+                        await emit(connection, str(number), b"ghost", destination=to)
                         raise ZeroDivisionError
+            payload = b"%d:%d" % (number, value) if destination else b"%d" % value
             if rng.random() < 0.3:
                 async with connection.transaction():
-                    await emit(connection, str(number), b"%d" % value)
+                    await emit(connection, str(number), payload, destination=to)
             else:
-                await emit(connection, str(number), b"%d" % value)
+                await emit(connection, str(number), payload, destination=to)
             await asyncio.sleep(rng.random() * 0.02)
             if rng.random() < 0.1:
                 await transaction.rollback()

@@ -361,7 +361,8 @@ async def test_a_journal_ahead_of_its_database_is_refused(
 ) -> None:
     """R20: it cannot be continued without skipping; the relay says so and ends."""
     await db.execute(
-        "update towpath.journal set xid = pg_current_xact_id(), snapshot_to = format('%s:%s:', x, x)::pg_snapshot "
+        "update towpath.journal set xid = pg_current_xact_id(), "
+        "snapshot_to = format('%s:%s:', x, x)::pg_snapshot "
         "from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 1000000 as x) n"
     )
     with pytest.raises(BaseExceptionGroup) as raised:
