@@ -11,6 +11,8 @@ from tests.acceptance.world import World
 
 PRODUCERS: Final = 8
 DEADLINE_SECONDS: Final = 420
+QUIET: Final = {"TOWPATH_TELEMETRY__LOG_LEVEL": "WARNING"}
+"""Hundreds of retries are meant."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,7 +28,7 @@ async def produce(world: World, count: int) -> Path:
     path.touch()
     module = "tests.acceptance.producing"
     options = ["--messages", str(count), "--producers", str(PRODUCERS)]
-    world.spawn("producers", sys.executable, "-m", module, str(path), *options)
+    world.begin("producers", sys.executable, "-m", module, str(path), *options)
     return path
 
 
@@ -49,8 +51,8 @@ async def all_are_done(world: World, intentions: list[Intention]) -> None:
 async def test_every_committed_message_is_done_once_and_in_order(world: World, message_count: int) -> None:
     """A1, C6, C10, D1, P1: 8 producers, 10 % rollbacks, 5 % transient failures."""
     world.relay()
-    world.consumer("consumer-1")
-    world.consumer("consumer-2")
+    world.consumer("consumer-1", **QUIET)
+    world.consumer("consumer-2", **QUIET)
     path = await produce(world, message_count)
     intentions = await committed_in(world, path)
 
@@ -69,8 +71,8 @@ async def test_every_committed_message_is_done_once_and_in_order(world: World, m
 async def test_killed_processes_change_nothing_of_it(world: World, message_count: int) -> None:
     """A6, R4, C6, C10: SIGKILL of the relay and of a consumer in the middle, both started again."""
     world.relay()
-    world.consumer("consumer-1")
-    world.consumer("consumer-2")
+    world.consumer("consumer-1", **QUIET)
+    world.consumer("consumer-2", **QUIET)
     path = await produce(world, message_count)
 
     async def done(share: float) -> None:
@@ -82,12 +84,12 @@ async def test_killed_processes_change_nothing_of_it(world: World, message_count
     world.relay("relay-again")
     await done(0.3)
     world.kill("consumer-1")
-    world.consumer("consumer-1-again")
+    world.consumer("consumer-1-again", **QUIET)
     await done(0.45)
     world.kill("relay-again")
     world.kill("consumer-2")
     world.relay("relay-once-more")
-    world.consumer("consumer-2-again")
+    world.consumer("consumer-2-again", **QUIET)
     intentions = await committed_in(world, path)
 
     await all_are_done(world, intentions)

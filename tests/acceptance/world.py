@@ -24,7 +24,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 TOWPATH: Final = str(Path(sys.executable).parent / "towpath")
 _SCHEMA: Final = Path(__file__).parent / "apps" / "schema.sql"
 _POLL_SECONDS: Final = 0.1
-_LOG_LINES: Final = 40
+_LOG_LINES: Final = 25
 
 # A dead process is missed within seconds, and a busy machine is not yet taken for a dead process.
 QUICK: Final[Mapping[str, str]] = {
@@ -87,9 +87,14 @@ class World:
         }
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
-        """Start a process; it is expected to run until `stop`, `kill` or `finished`."""
+        """Start a process; it is expected to run until `stop` or `kill`."""
         self._processes.spawn(Command(name, argv, {**self.environment, **environment}))
         self._expected[name] = None
+
+    def begin(self, name: str, *argv: str, **environment: str) -> None:
+        """Start a process that may end by itself, with exit code 0; wait for it with `finished`."""
+        self.spawn(name, *argv, **environment)
+        self._expected[name] = 0
 
     def relay(self, name: str = "relay", **environment: str) -> None:
         """Start a relay."""
@@ -125,8 +130,7 @@ class World:
         del self._expected[name]
 
     async def finished(self, name: str, *, seconds: float = 60) -> None:
-        """Wait until a process has ended by itself with exit code 0."""
-        self._expected[name] = 0
+        """Wait until a process that `begin` started has ended."""
 
         async def has_ended() -> bool:
             return self._processes.exit_code(name) is not None
@@ -136,7 +140,7 @@ class World:
 
     async def run(self, name: str, *argv: str, seconds: float = 60, **environment: str) -> str:
         """Run a process to its end, expect exit code 0, return what it printed."""
-        self.spawn(name, *argv, **environment)
+        self.begin(name, *argv, **environment)
         await self.finished(name, seconds=seconds)
         return self._processes.log_since_spawn(name)
 
@@ -159,14 +163,12 @@ class World:
         seconds: float = 60,
         every: float = _POLL_SECONDS,
     ) -> None:
-        """Poll until it is so. Fails with the processes' logs at the deadline, or when one is gone."""
+        """Poll until it is so. Fails at the deadline, or when a process is gone; logs are in the report."""
         deadline = time.monotonic() + seconds
         while not await ask():
             self._check_processes(what)
             if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"not within {seconds:.0f} s: {what}\n{await self._summary()}\n{self.logs()}"
-                )
+                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{await self._summary()}")
             await asyncio.sleep(every)
 
     async def until_counted(
@@ -193,7 +195,7 @@ class World:
         for name, expected in self._expected.items():
             code = self._processes.exit_code(name)
             if code is not None and code != expected:
-                raise AssertionError(f"{name} exited with {code} while waiting: {what}\n{self.logs()}")
+                raise AssertionError(f"{name} exited with {code} while waiting: {what}")
 
     async def _summary(self) -> str:
         outbox = await self.db.fetch(
