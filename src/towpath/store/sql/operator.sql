@@ -100,8 +100,9 @@ delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane 
 
 -- name: revive_tasks
 -- DEAD to WAITING, due now, or PARKED unless among the heads $3. A new life: attempts and age begin again, and a
--- deadline that has passed no longer counts. What the row does not hold comes from its dead letter. Both are locked;
--- indexes: primary key and the unique key of dead_letter.
+-- deadline that has passed no longer counts. What the row does not hold comes from its dead letter. Both are locked
+-- and known to be dead and open (asked again here, the partial index of open ones is walked for every row); indexes:
+-- primary key and the unique key of dead_letter.
 update towpath.task t
    set state = case when t.id = any($3::uuid[]) then 'WAITING' else 'PARKED' end,
        due_at = case when t.id = any($3::uuid[]) then towpath.clock() end,
@@ -115,7 +116,7 @@ update towpath.task t
        version = t.version + 1, updated_at = towpath.clock()
   from towpath.dead_letter d
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state = 'DEAD'
-   and d.consumer_group = t.consumer_group and d.message_id = t.id and d.state = 'open'
+   and d.consumer_group = t.consumer_group and d.message_id = t.id
 returning t.id, t.state, t.version, t.run_no, t.due_at
 
 -- name: republish
