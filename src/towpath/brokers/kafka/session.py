@@ -189,6 +189,7 @@ class ConsumerSession:
         while True:
             await asyncio.sleep(1.0)
             now = time.monotonic()
+            self._raise_if_topic_vanished(consumer)
             fetched_at = self._last_fetch_at(consumer)
             self._answered_at = max(self._answered_at, fetched_at)
             if now - self._answered_at < _ALIVE_SECONDS / 2:
@@ -204,6 +205,12 @@ class ConsumerSession:
                 continue
             self._answered_at = time.monotonic()
             self._raise_if_stalled(max(fetched_at, self._joined_at or 0.0))
+
+    def _raise_if_topic_vanished(self, consumer: AIOKafkaConsumer) -> None:
+        """A deleted topic leaves the member without partitions, and made again it would not be noticed."""
+        for address in self._subscription.addresses if self._joined_at is not None else ():
+            if not consumer.partitions_for_topic(address):
+                raise TopologyError(f"Kafka topic {address!r} was deleted: create it (towpath broker apply)")
 
     def _last_fetch_at(self, consumer: AIOKafkaConsumer) -> float:
         """When the broker last answered a fetch, on the monotonic clock; 0 when it never did."""

@@ -1,0 +1,334 @@
+"""What only RabbitMQ does: routing, confirms, channels, queues with a single active consumer."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import aio_pika
+import aiormq
+import pytest
+
+from tests.contract.rigs import RABBIT_OPTIONS, Listener, Rig, eventually, numbers, receive, receive_rest
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.ports import GroupTopology, Subscription, dead_letter_address
+from towpath.brokers.rabbitmq import publisher as publisher_module
+from towpath.brokers.rabbitmq.subscriber import RabbitSubscriber
+from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queue
+from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
+from towpath.testing.proxy import Direction, TcpProxy
+from towpath.testing.services import RabbitServer
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+async def raw_channel(rabbit_url: str) -> AsyncIterator[aiormq.abc.AbstractChannel]:
+    """The library's own channel."""
+    connection = await aiormq.connect(rabbit_url)
+    yield await connection.channel()
+    await connection.close()
+
+
+async def _exchange(channel: aiormq.abc.AbstractChannel) -> str:
+    name = f"x.{uuid.uuid4().hex[:8]}"
+    await channel.exchange_declare(name, exchange_type="topic", durable=True)
+    return name
+
+
+async def _take(channel: aiormq.abc.AbstractChannel, queue: str) -> aiormq.abc.DeliveredMessage:
+    """One message, unsettled: a queue with a single active consumer cannot be asked for one."""
+    taken: asyncio.Queue[aiormq.abc.DeliveredMessage] = asyncio.Queue()
+    await channel.basic_consume(queue, taken.put)
+    return await asyncio.wait_for(taken.get(), 15)
+
+
+async def test_an_unroutable_message_is_refused_and_its_neighbours_arrive(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """R9, R23: mandatory, and nothing of its key is confirmed behind it."""
+    nowhere = await _exchange(raw_channel)
+    window = [
+        rabbit_rig.message(0, "a"),
+        rabbit_rig.message(1, "b", address=nowhere),
+        rabbit_rig.message(2, "b", address=nowhere),
+        rabbit_rig.message(3, "b"),
+        rabbit_rig.message(4, None, address=nowhere),
+    ]
+    result = await rabbit_rig.publish(window)
+    assert result.acknowledged == {0, 3}, "the order of a key is kept per address"
+    assert {index: refusal.reason for index, refusal in result.refused.items()} == {
+        1: "unroutable",
+        4: "unroutable",
+    }
+
+
+async def test_a_message_that_a_full_queue_rejects_is_refused(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """R23: nacks count like returns."""
+    exchange = await _exchange(raw_channel)
+    await raw_channel.queue_declare(
+        exchange, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"}
+    )
+    await raw_channel.queue_bind(exchange, exchange, routing_key="#")
+    window = [rabbit_rig.message(number, "k", address=exchange) for number in range(6)]
+    result = await rabbit_rig.publish(window)
+    assert [refusal.reason for refusal in result.refused.values()] == ["nacked"]
+    (first_refused,) = result.refused
+    assert result.acknowledged == set(range(first_refused))
+
+
+async def test_a_message_for_which_the_broker_closes_the_connection_is_found(
+    rabbit_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R25: not taken for an outage; the neighbours arrive, followers of its key wait."""
+    monkeypatch.setattr(publisher_module, "encoded_size_bytes", lambda *_: 0)
+    window = [rabbit_rig.message(number, f"k{number % 5}") for number in range(15)]
+    window[6] = rabbit_rig.message(6, "k1", headers=(("big", b"x" * 150_000),))
+    result = await rabbit_rig.publish(window, timeout_seconds=60)
+    assert {index: refusal.reason for index, refusal in result.refused.items()} == {6: "refused_by_broker"}
+    assert result.acknowledged == set(range(15)) - {6, 11}
+    received = await receive_rest(await rabbit_rig.subscribe())
+    assert set(numbers(received)) == set(range(15)) - {6, 11}
+
+
+async def test_a_message_for_which_the_broker_closes_the_channel_is_found(
+    rabbit_rig: Rig, rabbit_server: RabbitServer
+) -> None:
+    """R25: a body beyond the broker's own limit."""
+    limit = "application:{}_env(rabbit, max_message_size{})."
+    rabbit_server.ctl("eval", limit.format("set", ", 50000"))
+    try:
+        window = [rabbit_rig.message(number, None) for number in range(10)]
+        window[4] = rabbit_rig.message(4, None, payload=b"x" * 60_000)
+        result = await rabbit_rig.publish(window, timeout_seconds=60)
+    finally:
+        rabbit_server.ctl("eval", limit.format("set", ", 134217728"))
+    assert {index: refusal.reason for index, refusal in result.refused.items()} == {4: "refused_by_broker"}
+    assert result.acknowledged == set(range(10)) - {4}
+
+
+@pytest.mark.parametrize("size", [100_000, 131_072, 200_000])
+async def test_bodies_of_several_frames_arrive(rabbit_rig: Rig, size: int) -> None:
+    """Only headers must fit into one frame."""
+    await rabbit_rig.publish_all([rabbit_rig.message(0, payload=b"x" * (size - 1))])
+    (delivery,) = await receive(await rabbit_rig.subscribe(), 1)
+    assert delivery.value == b"x" * (size - 1)
+
+
+async def test_headers_beyond_a_frame_are_refused_before_they_are_sent(rabbit_rig: Rig) -> None:
+    """R25."""
+    window = [
+        rabbit_rig.message(0, "a", headers=tuple((f"h{number}", b"x" * 1000) for number in range(135))),
+        rabbit_rig.message(1, "b", headers=tuple((f"h{number}", b"x" * 1000) for number in range(110))),
+    ]
+    result = await rabbit_rig.publish(window)
+    assert result.acknowledged == {1}
+    assert result.refused[0].reason == "too_large"
+
+
+async def test_an_exchange_deleted_meanwhile_is_a_configuration_failure(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """The broker closes the channel; the neighbours arrive over a new one."""
+    gone = await _exchange(raw_channel)
+    await raw_channel.queue_declare(gone, durable=True)
+    await raw_channel.queue_bind(gone, gone, routing_key="#")
+    publisher = rabbit_rig.broker.publisher()
+    window = [rabbit_rig.message(0, "a"), rabbit_rig.message(1, "b", address=gone)]
+    assert (await publisher.publish(window, timeout_seconds=10)).acknowledged == {0, 1}
+    await raw_channel.exchange_delete(gone)
+    result = await publisher.publish(window, timeout_seconds=10)
+    await publisher.aclose()
+    assert result.acknowledged == {0}
+    assert isinstance(result.configuration, TopologyError)
+    assert gone in str(result.configuration)
+
+
+async def test_a_confirm_that_never_comes_leaves_the_message_unknown(
+    rabbit_rig: Rig, rabbit_proxy: TcpProxy
+) -> None:
+    """R4: the broker has it, we do not know; published again it is a duplicate with the same id."""
+    publisher = rabbit_rig.broker.publisher()
+    await publisher.start()
+    message = rabbit_rig.message(1)
+    assert (await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)).acknowledged == {0}
+    await rabbit_proxy.hang(Direction.REPLIES)
+    result = await publisher.publish([message], timeout_seconds=1)
+    assert isinstance(result.unavailable, BrokerUnavailable)
+    assert not result.acknowledged
+    await rabbit_proxy.restore()
+    assert (await publisher.publish([message], timeout_seconds=15)).acknowledged == {0}
+    await publisher.aclose()
+    received = await receive_rest(await rabbit_rig.subscribe())
+    assert numbers(received) == [0, 1, 1]
+    assert received[1].coordinates == received[2].coordinates
+
+
+async def test_the_same_message_twice_in_a_window_is_settled_twice(rabbit_rig: Rig) -> None:
+    """Returns are matched by message id, so such a window goes out one by one."""
+    message = rabbit_rig.message(1, None)
+    await rabbit_rig.publish_all([message, message, message])
+
+
+async def test_other_clients_find_the_usual_properties(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """A message can be read, routed and searched without knowing this library."""
+    headers = (("content-type", b"application/json"), ("text", b"plain"))
+    message = rabbit_rig.message(3, "key", headers=headers)
+    await rabbit_rig.publish_all([message])
+    received = await _take(raw_channel, group_queue(rabbit_rig.group, rabbit_rig.address, 0))
+    properties = received.header.properties
+    assert properties.message_id == str(message.message_id)
+    assert properties.content_type == "application/json"
+    assert properties.message_type == "order.placed"
+    assert properties.delivery_mode == 2
+    assert properties.timestamp is not None
+    assert properties.headers == {"content-type": "application/json", "text": "plain", "towpath-key": "key"}
+    assert received.routing_key == "3.order.placed"
+    assert received.exchange == rabbit_rig.address
+
+
+async def test_a_message_of_another_client_is_received(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """Without headers of ours, with a content type as a property, and with or without an id."""
+    for message_id in ("order-17", None):
+        message = aio_pika.Message(b"{}", content_type="application/json", message_id=message_id)
+        properties = message.properties
+        await raw_channel.basic_publish(
+            b"{}", exchange=rabbit_rig.address, routing_key="other", properties=properties
+        )
+    with_id, _ = await receive(await rabbit_rig.subscribe(), 2)
+    assert (with_id.key, with_id.value, with_id.timestamp) == (None, b"{}", None)
+    assert with_id.headers == (("content-type", b"application/json"),)
+    assert with_id.coordinates == f"{rabbit_rig.address}:order-17"
+
+
+async def test_the_next_active_consumer_gets_what_was_open_first_and_in_order(rabbit_rig: Rig) -> None:
+    """C10: scattered acknowledgements do not disturb the order of a key."""
+    await rabbit_rig.publish_all([rabbit_rig.message(number) for number in range(100)])
+    first = await rabbit_rig.subscribe()
+    second = await rabbit_rig.subscribe()
+    received = await receive(first, 60)
+    first.acknowledge(received[::3])
+    await asyncio.sleep(0.3)
+    await first.aclose()
+    settled = set(numbers(received[::3]))
+    taken_over = await receive(second, 100 - len(settled))
+    assert numbers(taken_over) == [number for number in range(100) if number not in settled]
+    assert taken_over[0].is_redelivered
+
+
+async def test_a_cancelled_consumer_comes_back_when_its_queue_is_there_again(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """S5: the broker cancels a consumer whose queue is deleted."""
+    subscriber = await rabbit_rig.subscribe()
+    assert isinstance(subscriber, RabbitSubscriber)
+    await raw_channel.queue_delete(group_queue(rabbit_rig.group, rabbit_rig.address, 0))
+    await eventually(lambda: not subscriber.is_connected)
+    await eventually(lambda: isinstance(subscriber.last_error, TopologyError))
+    await rabbit_rig.apply()
+    await eventually(lambda: subscriber.is_connected)
+    await rabbit_rig.publish_all([rabbit_rig.message(5)])
+    assert numbers(await receive(subscriber, 1)) == [5]
+
+
+async def test_a_rejected_message_goes_to_the_brokers_dead_letter_queue(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """D6: whoever rejects it."""
+    await rabbit_rig.publish_all([rabbit_rig.message(1)])
+    received = await _take(raw_channel, group_queue(rabbit_rig.group, rabbit_rig.address, 0))
+    await raw_channel.basic_reject(received.delivery_tag or 0, requeue=False)
+    queue = broker_dead_letter_address(rabbit_rig.group, rabbit_rig.address)
+    assert (await _take(raw_channel, queue)).body == b"1"
+
+
+async def test_shares_of_the_keys_go_to_queues_of_their_own(rabbit_rig: Rig, rabbit_url: str) -> None:
+    """`queues_per_group`: each slot has its queue, and together they get everything once."""
+    broker = broker_from_url(rabbit_url, {**RABBIT_OPTIONS, "queues_per_group": 3})
+    group = f"{rabbit_rig.group}-shared"
+    admin = broker.admin()
+    await admin.apply([], [GroupTopology(group, (rabbit_rig.address,))], partitions=1)
+    assert await admin.check([], [GroupTopology(group, (rabbit_rig.address,))]) == []
+    await admin.aclose()
+    await rabbit_rig.publish_all([rabbit_rig.message(number, f"k{number}") for number in range(64)])
+    subscriber = broker.subscriber(Subscription(group, (rabbit_rig.address,), 100, 1 << 20))
+    rabbit_rig.opened.append(subscriber)
+    await subscriber.start(Listener())
+    received = await receive(subscriber, 64)
+    for delivery in received:
+        assert delivery.partition == f"{group}.{rabbit_rig.address}.{int(delivery.value or b'') % 64 % 3}"
+    subscriber.acknowledge(received)
+    assert await receive_rest(subscriber, 0.5) == []
+
+
+async def test_a_queue_with_other_arguments_is_named(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """O2, O3: apply refuses, check tells."""
+    address, group = f"{rabbit_rig.address}.other", f"{rabbit_rig.group}-other"
+    queue = group_queue(group, address, 0)
+    await raw_channel.queue_declare(queue, durable=True)
+    admin = rabbit_rig.broker.admin()
+    with pytest.raises(TopologyError, match=queue):
+        await admin.apply([], [GroupTopology(group, (address,))], partitions=1)
+    problems = await admin.check([], [GroupTopology(group, (address,))])
+    assert any(queue in problem and "other arguments" in problem for problem in problems)
+    await admin.aclose()
+    await raw_channel.queue_delete(queue)
+
+
+async def test_refused_credentials_are_a_configuration_failure(rabbit_rig: Rig, rabbit_url: str) -> None:
+    """O2: no use in trying again."""
+    broker = broker_from_url(rabbit_url.replace("guest:guest", "guest:wrong"), RABBIT_OPTIONS)
+    publisher, admin = broker.publisher(), broker.admin()
+    subscriber = broker.subscriber(Subscription(rabbit_rig.group, (rabbit_rig.address,), 10, 1000))
+    with pytest.raises(ConfigurationError):
+        await publisher.start()
+    with pytest.raises(ConfigurationError):
+        await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+    with pytest.raises(ConfigurationError):
+        await subscriber.start(Listener())
+    with pytest.raises(ConfigurationError):
+        await admin.apply([rabbit_rig.address], [], partitions=1)
+    for each in (publisher, subscriber, admin):
+        await each.aclose()
+
+
+async def test_copies_of_dead_letters_wait_in_a_queue_of_their_own(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """D7: for alerts and other tools."""
+    address = dead_letter_address(rabbit_rig.group, rabbit_rig.address)
+    await rabbit_rig.publish_all([rabbit_rig.message(0, address=address)])
+    assert (await _take(raw_channel, address)).body == b"0"
+
+
+@pytest.fixture
+def frozen_server(rabbit_server: RabbitServer) -> Iterator[RabbitServer]:
+    """A server that a test suspends; it is resumed whatever happens."""
+    yield rabbit_server
+    rabbit_server.resume()
+
+
+async def test_a_frozen_server_is_noticed_and_survived(rabbit_rig: Rig, frozen_server: RabbitServer) -> None:
+    """S5, R6: SIGSTOP keeps every connection open."""
+    publisher = rabbit_rig.broker.publisher()
+    await publisher.start()
+    subscriber = await rabbit_rig.subscribe()
+    frozen_server.suspend()
+    started_at = time.monotonic()
+    result = await publisher.publish([rabbit_rig.message(1)], timeout_seconds=2)
+    assert isinstance(result.unavailable, BrokerUnavailable)
+    assert time.monotonic() - started_at < 4
+    await eventually(lambda: not subscriber.is_connected)
+    frozen_server.resume()
+    assert (await publisher.publish([rabbit_rig.message(2)], timeout_seconds=20)).acknowledged == {0}
+    await publisher.aclose()
+    await eventually(lambda: subscriber.is_connected)
+    assert 2 in numbers(await receive_rest(subscriber, 2))
