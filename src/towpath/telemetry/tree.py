@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towpath.errors import MissingExtra
+from towpath.failures import redact
 from towpath.telemetry.files import SpanRecord, read_spans
 from towpath.telemetry.names import ATTRIBUTES
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = ("type", "group", "attempt", "outcome", "reason", "actor")
 _STEPS: Final = {"create": "emit", "send": "relay", "replay": "replay"}
+_TEXT_LIMIT: Final = 100
 _WAITED: Final = frozenset({"retry", "snooze", "delay", "replay", "promoted", "lost"})
 
 
@@ -116,11 +118,16 @@ def render_trace(paths: Iterable[Path], trace_id: str) -> Tree:
         label.append(f"  +{_seconds((node.span.start_ns - begin) / 1e9)}", style="dim")
         label.append(f"  {_seconds(node.span.duration_seconds)}", style="yellow")
         for name, value in node.details().items():
-            label.append(f"  {name}={value}", style="dim")
+            label.append(f"  {name}={_shown(value)}", style="dim")
         if node.span.status_message:
-            label.append(f"  {node.span.status_message[:100]}", style="red")
+            label.append(f"  {_shown(node.span.status_message)}", style="red")
         branches[depth] = branches[depth - 1].add(label)
     return tree
+
+
+def _shown(text: str) -> str:
+    """What a file says, on one line and without terminal escapes."""
+    return redact(" ".join(text.split()), limit=_TEXT_LIMIT)
 
 
 def _order(span: SpanRecord) -> tuple[int, int, str]:
