@@ -111,10 +111,10 @@ def render_trace(paths: Iterable[Path], trace_id: str) -> Tree:
     for node, depth in trace.walk():
         label = Text()
         style = "red" if node.span.status == "error" else "green"
-        step = "" if node.step == node.span.name else f"{node.step:<8} "
+        step = "" if node.step == node.span.name else f"{_shown(node.step):<8} "
         label.append(step, style=f"bold {style}")
-        label.append(node.span.name)
-        label.append(f"  {node.span.service}", style="cyan")
+        label.append(_shown(node.span.name))
+        label.append(f"  {_shown(node.span.service)}", style="cyan")
         label.append(f"  +{_seconds((node.span.start_ns - begin) / 1e9)}", style="dim")
         label.append(f"  {_seconds(node.span.duration_seconds)}", style="yellow")
         for name, value in node.details().items():
