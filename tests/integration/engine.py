@@ -157,6 +157,24 @@ class Engine:
         result = await self.broker.publisher().publish([message], timeout_seconds=5)
         assert {0} == result.acknowledged
 
+    async def publish_bytes(
+        self,
+        cls: type,
+        value: bytes | None,
+        *,
+        key: str | None = None,
+        content_type: str = "application/json",
+        message_id: UUID | None = None,
+    ) -> UUID:
+        """A well-formed envelope of a declared class around any bytes."""
+        spec = spec_of(cls)
+        id_: UUID = message_id or uuid7()
+        envelope = Envelope(
+            id_, spec.type, "/elsewhere", datetime.now(UTC), content_type, sequence=next(self._sequence)
+        )
+        await self.publish_raw(spec.destination, value, wire_headers(envelope), key=key, message_id=id_)
+        return id_
+
     async def submit(self, payload: object, **options: Any) -> UUID:
         """Commit a task and publish its message, as producer and relay would; options are columns."""
         spec = spec_of(payload)
