@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import httpx
 import pytest
 from sqlalchemy import text
@@ -21,7 +20,7 @@ from towpath.outcomes import Dead, Retry, Snooze
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 
 
-async def test_a_retry_never_starts_early_by_the_database_clock_and_has_its_history(
+async def test_a_retry_never_starts_early_by_the_databases_clock_and_has_its_history(
     migrated_url: str,
 ) -> None:
     """A2, C4, C12."""
@@ -202,7 +201,7 @@ async def test_a_dependency_that_says_when_to_come_again_is_obeyed(migrated_url:
         (event,) = await engine.events(id_)
         assert starts[1] - starts[0] >= 1
         assert (event["reason_code"], event["attempt"]) == ("http_429", 1)
-        assert event["due_at"] - event["at"] >= timedelta(seconds=0.999)
+        assert event["due_at"] - event["at"] > timedelta(seconds=0.9)
 
 
 UNMIGRATED = "select * from public.not_migrated_yet"
@@ -313,26 +312,28 @@ async def test_an_outage_uses_up_neither_attempts_nor_age(migrated_url: str) -> 
 
 
 async def test_a_snooze_spends_neither_attempt_nor_age(migrated_url: str) -> None:
-    app = depot(retry=RetryPolicy(attempts=2, max_age="100ms", base="1ms", cap="1ms"))
-    starts = list[float]()
+    app, tries = depot(retry=RetryPolicy(attempts=2, max_age="10m", base="1ms", cap="1ms")), list[int]()
 
     @app.idempotent()
     async def sort(parcel: Posted, call: Call) -> None:
-        starts.append(time.monotonic())
-        if len(starts) < 5:
-            raise Snooze("50ms", reason="not_picked_yet")
-        if len(starts) == 5:
+        tries.append(call.attempt.attempt)
+        if len(tries) == 1:
+            raise Snooze("1h", reason="not_picked_yet")
+        if len(tries) == 2:
             raise RuntimeError("its first failure")
 
     async with running(app, migrated_url) as engine:
         id_ = await engine.publish(Posted("a"))
+        row = await engine.reaches(id_, "WAITING")
+        (event,) = await engine.events(id_)
+        assert (row["waiting_for"], row["attempt"]) == ("snooze", 0)
+        assert (event["event"], event["reason_code"]) == ("task.snooze_scheduled", "not_picked_yet")
+        assert timedelta(minutes=59) < event["due_at"] - event["at"] <= timedelta(hours=1)
+        await engine.db.execute(  # an hour goes by
+            "update towpath.task set due_at = clock_timestamp(), started_at = started_at - interval '1h'"
+        )
         row = await engine.reaches(id_, "SUCCEEDED", "DEAD")
-        events = await engine.events(id_)
-        assert (row["state"], row["attempt"]) == ("SUCCEEDED", 2)
-        assert [(e["event"], e["reason_code"], e["attempt"]) for e in events[:4]] == [
-            ("task.snooze_scheduled", "not_picked_yet", 0)
-        ] * 4
-        assert all(b - a >= 0.05 for a, b in zip(starts[:4], starts[1:5], strict=True))
+        assert (row["state"], row["attempt"], tries) == ("SUCCEEDED", 2, [1, 1, 2])
 
 
 async def test_an_exhausted_message_is_dead_with_one_catalog_row_and_one_copy_in_one_transaction(
@@ -435,9 +436,8 @@ async def test_an_error_while_burying_loses_nothing_and_holds_up_no_other_key(
             await engine.reaches(other, "SUCCEEDED")
         await until(lambda: asyncio.sleep(0.2, result=True))
         assert await engine.state(id_) != "DEAD"
-        assert (
-            await engine.db.fetchval("select count(*) from towpath.task where state <> 'SUCCEEDED'") + 1 == 2
-        )
+        unfinished = await engine.db.fetch("select id from towpath.task where state <> 'SUCCEEDED'")
+        assert [row["id"] for row in unfinished] == [id_], "the other one has no row yet"
         assert engine.unacknowledged() > 0
         await engine.db.execute("alter table towpath.dead_letter rename column finger to fingerprint")
         row = await engine.reaches(id_, "DEAD")
@@ -480,9 +480,9 @@ async def test_due_work_and_new_messages_do_not_starve_each_other(migrated_url: 
     async with bench(app, migrated_url, concurrency=4) as engine:
         id_: UUID = uuid7()
         await engine.db.execute(
-            "insert into towpath.task (consumer_group, id, type, kind, source, state, held_by, due_at, waiting_for, "
-            "payload, content_type) values ('depot', $1, 'note.left', 'event', 'notes', 'WAITING', 'database', "
-            "clock_timestamp(), 'retry', $2, 'application/json')",
+            "insert into towpath.task (consumer_group, id, type, kind, source, state, held_by, due_at, "
+            "waiting_for, payload, content_type) values ('depot', $1, 'note.left', 'event', 'notes', "
+            "'WAITING', 'database', clock_timestamp(), 'retry', $2, 'application/json')",
             id_,
             b'{"number": 1}',
         )
@@ -505,8 +505,3 @@ async def test_the_pool_and_planner_settings_do_not_reach_handlers(migrated_url:
     async with running(app, migrated_url) as engine:
         await engine.reaches(await engine.publish(Posted("a")), "SUCCEEDED")
         assert seen == ["on", "auto"]
-
-
-def test_asyncpg_reports_unencodable_text_as_a_data_error() -> None:
-    """What the claim loop takes for one message's fault."""
-    assert issubclass(asyncpg.CharacterNotInRepertoireError, asyncpg.DataError)
