@@ -1,0 +1,99 @@
+"""No statement of the relay scans a table: on tables nobody has analysed, and on filled ones."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from towpath.relay.link import PROGRESS
+from towpath.store.database import PLANNER_PINS
+from towpath.store.statements import load
+
+STATEMENTS = load("relay")
+READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay"}
+"""Not hot, and their tables are small: the trimmed journal at a start, one row per relay every few seconds."""
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every node of a plan."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+async def generic_plan(connection: "asyncpg.Connection[Any]", statement: str) -> list[dict[str, Any]]:
+    """The nodes of the plan that is used for whatever parameters."""
+    count = len((await connection.prepare(statement)).get_parameters())
+    arguments = f"({', '.join(['null'] * count)})" if count else ""
+    await connection.execute(f"prepare examined as {statement}")
+    text = await connection.fetchval(f"explain (format json) execute examined{arguments}")
+    await connection.execute("deallocate examined")
+    return list(nodes(json.loads(text)[0]["Plan"]))
+
+
+@asynccontextmanager
+async def like_the_relay(url: str) -> "AsyncIterator[asyncpg.Connection[Any]]":
+    """A connection whose planner is set as the relay's is."""
+    connection = await asyncpg.connect(url, server_settings={**PLANNER_PINS, **PROGRESS}, timeout=30)
+    try:
+        yield connection
+    finally:
+        await connection.close(timeout=10)
+
+
+async def fill(db: "asyncpg.Connection[Any]") -> None:
+    """Enough rows that a planner without pins would think of scans."""
+    await db.execute(
+        """
+        insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, payload)
+        select g % 16, gen_random_uuid(), 'event', 'orders', 'order.placed', (g % 100)::text, 'x', '\\x00'
+        from generate_series(1, 30000) g;
+        insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_to)
+        select array[g % 16]::smallint[], array[g]::bigint[], array[null]::bigint[],
+               pg_current_snapshot(), pg_current_snapshot()
+        from generate_series(1, 3000) g;
+        insert into towpath.dead_letter (consumer_group, message_id, stage, source, reason_code, fingerprint)
+        select 'g', gen_random_uuid(), 'handle', 'orders', 'bad', 'f' from generate_series(1, 5000);
+        insert into towpath.destination (name, address)
+        select 'd' || g, 'a' || g from generate_series(1, 500) g;
+        analyze
+        """
+    )
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["never analysed", "filled"])
+async def test_every_statement_of_the_relay_goes_by_an_index(
+    db: "asyncpg.Connection[Any]", migrated_url: str, is_filled: bool
+) -> None:
+    """R1, R12: a scan would grow with what is retained, and a custom plan costs every poll."""
+    if is_filled:
+        await fill(db)
+    async with like_the_relay(migrated_url) as connection:
+        plans = {name: await generic_plan(connection, text) for name, text in STATEMENTS.items()}
+    scanned = {
+        name
+        for name, plan in plans.items()
+        if any(node["Node Type"] in ("Seq Scan", "Bitmap Heap Scan") for node in plan)
+    }
+    assert scanned == READ_WHOLE
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["never analysed", "filled"])
+async def test_reads_of_the_outbox_enter_each_partition_by_shard_and_transaction(
+    db: "asyncpg.Connection[Any]", migrated_url: str, is_filled: bool
+) -> None:
+    """R12: by shard alone a poll would walk through everything retained."""
+    if is_filled:
+        await fill(db)
+    for name in ("poll", "list_keys", "fetch_keys"):
+        async with like_the_relay(migrated_url) as connection:
+            plan = await generic_plan(connection, STATEMENTS[name])
+        scans = [node for node in plan if node.get("Relation Name", "").startswith("outbox_")]
+        assert len(scans) >= 4
+        for scan in scans:
+            assert scan["Index Name"].endswith("_shard_xid_id_idx")
+            assert "shard" in scan["Index Cond"]
+            assert "xid" in scan["Index Cond"]
