@@ -15,7 +15,7 @@ from towpath.telemetry.names import ATTRIBUTES
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-_SHOWN: Final = ("type", "group", "attempt", "outcome", "reason", "actor")
+_SHOWN: Final = ("group", "attempt", "outcome", "reason", "actor")
 _STEPS: Final = {"create": "emit", "send": "relay", "replay": "replay"}
 _TEXT_LIMIT: Final = 100
 _WAITED: Final = frozenset({"retry", "snooze", "delay", "replay", "promoted", "lost"})
@@ -38,8 +38,9 @@ class SpanNode:
         return _STEPS.get(verb, self.span.name)
 
     def details(self) -> dict[str, str]:
-        """The attributes worth a line, by their short names."""
-        return {name: value for name in _SHOWN if (value := self._attribute(name))}
+        """The attributes worth a line, by their short names; the message's type where it begins."""
+        names = ("type", *_SHOWN) if self.step == "emit" else _SHOWN
+        return {name: value for name in names if (value := self._attribute(name))}
 
     def _attribute(self, name: str) -> str:
         return str(self.span.attributes.get(ATTRIBUTES[name], ""))
@@ -117,9 +118,10 @@ def render_trace(paths: Iterable[Path], trace_id: str) -> Tree:
         label.append(f"  {_shown(node.span.service)}", style="cyan")
         label.append(f"  +{_seconds((node.span.start_ns - begin) / 1e9)}", style="dim")
         label.append(f"  {_seconds(node.span.duration_seconds)}", style="yellow")
-        for name, value in node.details().items():
+        details = node.details()
+        for name, value in details.items():
             label.append(f"  {name}={_shown(value)}", style="dim")
-        if node.span.status_message:
+        if node.span.status_message and "reason" not in details:
             label.append(f"  {_shown(node.span.status_message)}", style="red")
         branches[depth] = branches[depth - 1].add(label)
     return tree
