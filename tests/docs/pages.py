@@ -30,7 +30,8 @@ def blocks(page: str) -> list[Block]:
     """The blocks of a page, by its path from the repository, in their order."""
     content = (REPOSITORY / page).read_text(encoding="utf-8")
     return [
-        Block(match[1], match[2], content.count("\n", 0, match.start()) + 1) for match in _FENCE.finditer(content)
+        Block(match[1], match[2], content.count("\n", 0, match.start()) + 1)
+        for match in _FENCE.finditer(content)
     ]
 
 

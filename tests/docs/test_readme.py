@@ -1,0 +1,101 @@
+"""README.md: its code runs, its commands exist, its links lead somewhere."""
+
+import asyncio
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from tests.docs.pages import REPOSITORY, blocks, files, links
+from towpath.app import App
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.ports import GroupTopology
+from towpath.consumer.engine import Consumer
+from towpath.relay.engine import Relay
+from towpath.store.database import Database, sqlalchemy_url
+
+PAGE = "README.md"
+PAGES = [PAGE, *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md"))), "CHANGELOG.md"]
+
+
+@pytest.fixture
+def modules(
+    tmp_path: Path, migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ModuleType, ModuleType]]:
+    """`shop` and `billing` as the page has them."""
+    for name, text in files(PAGE).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", sqlalchemy_url(migrated_url))
+    yield importlib.import_module("shop"), importlib.import_module("billing")
+    for name in ("shop", "billing"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.timeout(180)
+async def test_what_the_first_example_writes_the_second_bills_once(
+    modules: tuple[ModuleType, ModuleType], migrated_url: str, db: "asyncpg.Connection[Any]"
+) -> None:
+    shop, billing = modules
+    for table in ("orders", "invoice"):
+        await db.execute(f"create table {table} (id text, amount int)")
+    app: App = billing.app
+    broker = broker_from_url(f"memory://{uuid4()}")
+    group = GroupTopology(app.name, app.destinations)
+    await broker.admin().apply(group.addresses, [group], partitions=2)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as running:
+        running.create_task(Relay(migrated_url, broker, system="memory").run(stop))
+        running.create_task(Consumer(app, Database(migrated_url), broker).run(stop))
+        try:
+            await shop.place("A1", 1200)
+            await shop.place("A2", 0)
+            async with asyncio.timeout(90):
+                while await db.fetchval("select count(finished_at) from towpath.task") < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        finally:
+            stop.set()
+            await shop.sessions.kw["bind"].dispose()
+    states = await db.fetch("select key, state, reason_code from towpath.task order by key")
+    assert [tuple(row) for row in states] == [("A1", "SUCCEEDED", None), ("A2", "FAILED", "bad_amount")]
+    assert [tuple(row) for row in await db.fetch("select * from invoice")] == [("A1", 1200)]
+
+
+def test_the_commands_are_targets_of_the_makefile() -> None:
+    commands = [
+        line for block in blocks(PAGE) if block.language == "sh" for line in block.text.strip().splitlines()
+    ]
+    assert commands == ["make demo", "make check", "make test"]
+    for command in commands:
+        subprocess.run([*command.split(), "-n"], cwd=REPOSITORY, check=True, capture_output=True)
+
+
+def test_the_page_is_short() -> None:
+    assert len((REPOSITORY / PAGE).read_text().splitlines()) <= 150
+    for text in files(PAGE).values():
+        statements = [line for line in text.splitlines() if line.strip()]
+        assert len(statements) <= 20 + 1  # its name is the first line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    missing = [target for target in links(page) if not (REPOSITORY / page).parent.joinpath(target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_and_files_a_page_names_exist(page: str) -> None:
+    """Paths below the source tree in backticks, such as `relay/reader.py`."""
+    text = (REPOSITORY / page).read_text()
+    roots = [REPOSITORY, REPOSITORY / "src", REPOSITORY / "src" / "towpath"]
+    named = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.(?:py|sql|md))?)`", text))
+    missing = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
+    assert missing == []
