@@ -7,11 +7,11 @@ and what handlers return or raise. Reading tasks: `tasks`.
 from towpath import tasks
 from towpath.app import App
 from towpath.backoff import RetryPolicy
-from towpath.context import Attempt, Call, Tx
+from towpath.context import Attempt, Call, OnceCall, Tx
 from towpath.errors import TowpathError
 from towpath.messages import Message, RawMessage, event, task
 from towpath.outbox import Outbox, emit, emit_many, send, submit
-from towpath.outcomes import Dead, Reject, Retry, Snooze
+from towpath.outcomes import Dead, DidNotHappen, Happened, Reject, Retry, Snooze, StillUnknown, Verdict
 from towpath.states import TaskState
 from towpath.tasks import TaskHandle, TaskId
 
@@ -20,18 +20,23 @@ __all__ = [
     "Attempt",
     "Call",
     "Dead",
+    "DidNotHappen",
+    "Happened",
     "Message",
+    "OnceCall",
     "Outbox",
     "RawMessage",
     "Reject",
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "StillUnknown",
     "TaskHandle",
     "TaskId",
     "TaskState",
     "TowpathError",
     "Tx",
+    "Verdict",
     "emit",
     "emit_many",
     "event",

@@ -11,10 +11,18 @@ from uuid import UUID
 
 from towpath.backoff import RetryPolicy, parse_duration
 from towpath.brokers.ports import Delivery, dead_letter_address
-from towpath.context import Attempt, Call, Tx
+from towpath.context import Attempt, Call, OnceCall, Tx
 from towpath.failures import Classifier, Rule
-from towpath.handlers import Effect, Handler, InvalidHandler, message_of, read_signature
-from towpath.outcomes import Reject
+from towpath.handlers import (
+    Effect,
+    Handler,
+    InvalidHandler,
+    Reconcile,
+    message_of,
+    read_reconcile,
+    read_signature,
+)
+from towpath.outcomes import Reject, Verdict
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
 Result: TypeAlias = Reject | bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
@@ -24,6 +32,7 @@ M = TypeVar("M")
 P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
 S = TypeVar("S")
+Returned = TypeVar("Returned", bound=Result)
 
 ADDRESS_LIMIT: Final = 200
 _GROUP_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -51,6 +60,17 @@ class _Idempotent(Protocol):
     ) -> Callable[Concatenate[M, Call, P], Awaitable[R]]: ...
     @overload
     def __call__(self, function: Callable[[M], Awaitable[R]], /) -> Callable[[M], Awaitable[R]]: ...
+
+
+class _AtMostOnce(Protocol[Returned]):
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[M, OnceCall, P], Awaitable[Returned]], /
+    ) -> Callable[Concatenate[M, OnceCall, P], Awaitable[Returned]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[M], Awaitable[Returned]], /
+    ) -> Callable[[M], Awaitable[Returned]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +149,37 @@ class App:
 
         return declare
 
+    def at_most_once(
+        self,
+        *,
+        reconcile: Callable[Concatenate[OnceCall, P], Awaitable[Verdict[R]]],
+        timeout: str | timedelta = "5m",
+        dependency: str | None = None,
+        concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> _AtMostOnce[R]:
+        """An effect that may not be repeated: `async with call.once():` marks it before it begins.
+
+        A worker lost inside leaves the task UNKNOWN; `reconcile` is asked on a schedule whether it
+        happened, and its result is the task's result.
+        """
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._add(
+                function,
+                Effect.AT_MOST_ONCE,
+                concurrency,
+                retry,
+                timeout,
+                dependency,
+                None,
+                None,
+                read_reconcile(reconcile),
+            )
+            return function
+
+        return declare
+
     def _add(
         self,
         function: Callable[..., Any],
@@ -139,6 +190,7 @@ class App:
         dependency: str | None,
         type_: str | None,
         destination: str | None,
+        reconcile: Reconcile | None = None,
     ) -> None:
         signature = read_signature(function, effect)
         wire_type, address, spec = message_of(function, signature.payload, type_, destination)
@@ -168,6 +220,7 @@ class App:
             timeout=parse_duration(timeout),
             concurrency=concurrency,
             dependency=dependency,
+            reconcile=reconcile,
             spec=spec,
         )
 
@@ -255,10 +308,11 @@ class App:
         if not self._handlers:
             found.append(f"group {self.name!r} has no handlers")
         for handler in self._handlers.values():
+            wanted = {**handler.resources, **(handler.reconcile.resources if handler.reconcile else {})}
             found += [
                 f"{handler.name}: nothing provides {cls.__qualname__} for {parameter!r}: "
                 f"call app.provide({cls.__name__}, …)"
-                for parameter, cls in handler.resources.items()
+                for parameter, cls in wanted.items()
                 if cls not in self._providers
             ]
         found += [

@@ -17,7 +17,7 @@ from towpath.messages import Envelope, HeadersInput
 from towpath.outbox import DECLARED, Outbox
 from towpath.outbox.rows import Declared, Key
 
-IDEMPOTENCY_STEP_LIMIT = 100
+STEP_LIMIT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +99,27 @@ class Tx:
         return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
 
 
+class Beginning(Protocol):
+    """How an `OnceCall` commits its marker; the engine provides it."""
+
+    def __call__(self, step: str, /) -> AbstractAsyncContextManager[None]: ...
+
+
 class Settling(Protocol):
     """How a `Call` settles inside its own transaction; the engine provides it."""
 
     def __call__(self) -> AbstractAsyncContextManager[AsyncSession]: ...
 
 
-class Call:
-    """An outside call with a stable key; no transaction is open while it runs."""
+class _OutsideCall:
+    """What every handler of an outside call is given: the message, a stable key, progress."""
 
-    __slots__ = ("_outbox", "_report", "_settling", "attempt")
+    __slots__ = ("_report", "attempt")
 
     def __init__(
-        self,
-        attempt: Attempt,
-        *,
-        outbox: Outbox,
-        settling: Settling,
-        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+        self, attempt: Attempt, report: Callable[[Mapping[str, object]], Awaitable[None] | None]
     ) -> None:
         self.attempt = attempt
-        self._outbox = outbox
-        self._settling = settling
         self._report = report
 
     @property
@@ -133,10 +132,8 @@ class Call:
 
         Give each outside call of one handler a `step` of its own.
         """
-        if step is not None and (not step or len(step) > IDEMPOTENCY_STEP_LIMIT or ":" in step):
-            raise UsageError(f"a step is 1 to {IDEMPOTENCY_STEP_LIMIT} characters without ':', got {step!r}")
         run = f":{self.attempt.run_no}" if self.attempt.run_no else ""
-        return f"{self.message_id}{run}" + (f":{step}" if step else "")
+        return f"{self.message_id}{run}" + ("" if step is None else f":{_checked_step(step)}")
 
     async def progress(self, fraction: float, *, step: str | None = None) -> None:
         """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins."""
@@ -145,6 +142,24 @@ class Call:
         reported = self._report({"fraction": fraction, **({"step": step} if step else {})})
         if reported is not None:
             await reported
+
+
+class Call(_OutsideCall):
+    """An outside call with a stable key; no transaction is open while it runs."""
+
+    __slots__ = ("_outbox", "_settling")
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        outbox: Outbox,
+        settling: Settling,
+        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+    ) -> None:
+        super().__init__(attempt, report)
+        self._outbox = outbox
+        self._settling = settling
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
@@ -155,3 +170,34 @@ class Call:
         """
         async with self._settling() as session:
             yield Tx(session, self.attempt, self._outbox)
+
+
+class OnceCall(_OutsideCall):
+    """An outside call that may not be repeated blindly."""
+
+    __slots__ = ("_once",)
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        once: Beginning,
+        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+    ) -> None:
+        super().__init__(attempt, report)
+        self._once = once
+
+    def once(self, step: str = "effect") -> AbstractAsyncContextManager[None]:
+        """Commit the marker, then run the block: a crash inside leaves the task UNKNOWN.
+
+        Nothing but the effect belongs into the block. Raise `Retry`, `Snooze` or `Dead` inside it
+        only where the provider said that nothing happened. Raises UsageError when a step is used
+        twice, LeaseLost when the task was taken over: then the effect must not begin.
+        """
+        return self._once(_checked_step(step))
+
+
+def _checked_step(step: str) -> str:
+    if not step or len(step) > STEP_LIMIT or ":" in step:
+        raise UsageError(f"a step is 1 to {STEP_LIMIT} characters without ':', got {step!r}")
+    return step

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from towpath.backoff import RetryPolicy
-from towpath.context import Call, Tx
+from towpath.context import Call, OnceCall, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
 
@@ -21,9 +21,22 @@ class Effect(StrEnum):
 
     TRANSACTIONAL = "transactional"
     IDEMPOTENT = "idempotent"
+    AT_MOST_ONCE = "at_most_once"
 
 
-CONTEXTS: Mapping[Effect, type] = {Effect.TRANSACTIONAL: Tx, Effect.IDEMPOTENT: Call}
+CONTEXTS: Mapping[Effect, type] = {
+    Effect.TRANSACTIONAL: Tx,
+    Effect.IDEMPOTENT: Call,
+    Effect.AT_MOST_ONCE: OnceCall,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """The function that asks a provider what became of an effect."""
+
+    function: Callable[..., Any]
+    resources: Mapping[str, AnyClass]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class Handler:
     concurrency: int | None = None
     dependency: str | None = None
     """Scope shared with other handlers of the same outside system."""
+    reconcile: Reconcile | None = None
+    """How to find out whether an at-most-once effect happened."""
     spec: MessageSpec | None = field(default=None, compare=False)
 
 
@@ -70,22 +85,14 @@ def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
     name = function.__qualname__
     if not inspect.iscoroutinefunction(function):
         raise InvalidHandler(f"{name} is a plain function: write `async def {function.__name__}`")
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError) as error:
-        raise InvalidHandler(f"{name}: an annotation cannot be resolved: {error}") from error
+    hints = _hints(name, function)
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    resources = {p.name: hints.get(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        raise InvalidHandler(f"{name}: *args and **kwargs cannot be injected")
+    resources = _resources(name, parameters, hints)
     if not 1 <= len(positional) <= 2:
         raise InvalidHandler(
             f"{name} takes {len(positional)} positional parameters: write (payload) or (payload, context)"
         )
-    for parameter, annotation in resources.items():
-        if not isinstance(annotation, type):
-            raise InvalidHandler(f"{name}: the resource {parameter!r} needs a class as its annotation")
     payload = hints.get(positional[0].name)
     if payload is None:
         raise InvalidHandler(f"{name}: annotate {positional[0].name!r} with the message class")
@@ -98,7 +105,39 @@ def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
     wants_message = typing.get_origin(payload) is Message
     if wants_message:
         (payload,) = typing.get_args(payload)
-    return Signature(payload, wants_message, wants_context, typing.cast("Mapping[str, AnyClass]", resources))
+    return Signature(payload, wants_message, wants_context, resources)
+
+
+def read_reconcile(function: Callable[..., Any]) -> Reconcile:
+    """Check the parameters of a `reconcile` function. Raises InvalidHandler."""
+    name = function.__qualname__
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidHandler(f"{name} is a plain function: write `async def {function.__name__}`")
+    hints = _hints(name, function)
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) != 1 or hints.get(positional[0].name) is not OnceCall:
+        raise InvalidHandler(f"{name} reconciles: it takes (call: OnceCall) and keyword-only resources")
+    return Reconcile(function, _resources(name, parameters, hints))
+
+
+def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise InvalidHandler(f"{name}: an annotation cannot be resolved: {error}") from error
+
+
+def _resources(
+    name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]
+) -> Mapping[str, AnyClass]:
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise InvalidHandler(f"{name}: *args and **kwargs cannot be injected")
+    resources = {p.name: hints.get(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for parameter, annotation in resources.items():
+        if not isinstance(annotation, type):
+            raise InvalidHandler(f"{name}: the resource {parameter!r} needs a class as its annotation")
+    return typing.cast("Mapping[str, AnyClass]", resources)
 
 
 def message_of(

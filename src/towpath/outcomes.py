@@ -7,7 +7,7 @@ back: `Retry` and `Snooze` come again, `Dead` goes to the dead-letter catalog at
 import copyreg
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from towpath.backoff import parse_duration
 
@@ -64,3 +64,27 @@ class Snooze(Outcome):
 
 class Dead(Outcome):
     """Raise it: hopeless. The message goes to the dead-letter catalog without further attempts."""
+
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Happened(Generic[T_co]):
+    """What `reconcile` found: the at-most-once effect took place, with this result."""
+
+    result: T_co
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotHappen:
+    """What `reconcile` found: the effect did not take place; the task may be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StillUnknown:
+    """What `reconcile` found: nothing yet; ask again later."""
+
+
+Verdict: TypeAlias = Happened[T] | DidNotHappen | StillUnknown

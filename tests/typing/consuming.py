@@ -4,7 +4,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from towpath import App, Call, Reject, Retry, RetryPolicy, Snooze, Tx, event
+from towpath import (
+    App,
+    Call,
+    OnceCall,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    StillUnknown,
+    Tx,
+    Verdict,
+    event,
+)
 
 
 @event("order.placed", destination="orders", key="order_id")
@@ -17,6 +29,12 @@ class OrderPlaced:
 @event("x", destination="orders", key="order_id")
 @dataclass(frozen=True)
 class Other:
+    order_id: str
+
+
+@event("order.dispatched", destination="orders", key="order_id")
+@dataclass(frozen=True)
+class Dispatch:
     order_id: str
 
 
@@ -60,6 +78,16 @@ async def ship(order: Other, call: Call, *, api: Api) -> None:
     await call.progress(0.9, step="booked")
     async with call.transaction() as tx:
         tx.emit(Other("x"))
+
+
+async def find_shipment(call: OnceCall, *, api: Api) -> Verdict[str]:
+    return StillUnknown()
+
+
+@app.at_most_once(reconcile=find_shipment, timeout="1m")
+async def dispatch(order: Dispatch, call: OnceCall, *, api: Api) -> str:
+    async with call.once():
+        return str(await api.post(call.idempotency_key()))
 
 
 async def unit_test(tx: Tx) -> None:

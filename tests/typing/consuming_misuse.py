@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from towpath import App, Call, Retry, Tx, event
+from towpath import App, Call, Happened, OnceCall, Retry, Tx, Verdict, event
 
 
 @event("shipping.requested", destination="shipping", key="order_id")
@@ -31,3 +31,17 @@ async def returns_retry_from_a_call(request: ShippingRequested, call: Call) -> R
 @app.idempotent()
 async def wants_a_session(request: ShippingRequested, call: Call) -> None:
     print(call.session)  # rejected: no transaction is open while a call runs
+
+
+@app.at_most_once()  # rejected: there must be a way to find out what happened
+async def has_no_reconcile(request: ShippingRequested, call: OnceCall) -> str:
+    return "shipped"
+
+
+async def finds_a_number(call: OnceCall) -> Verdict[int]:
+    return Happened(7)
+
+
+@app.at_most_once(reconcile=finds_a_number)  # rejected: the handler's result is a str
+async def reconciles_to_another_type(request: ShippingRequested, call: OnceCall) -> str:
+    return "shipped"

@@ -10,13 +10,16 @@ from towpath.backoff import parse_duration
 from towpath.consumer.effects.calling import Caller, payload_of, seconds_left
 from towpath.consumer.effects.executions import Execution, Failed, is_transient
 from towpath.consumer.effects.idempotent import Idempotent
+from towpath.consumer.effects.once import AtMostOnce
 from towpath.consumer.effects.transactional import Transactional
 from towpath.consumer.policy import UNKNOWN_TYPE
+from towpath.consumer.settling import until_available
 from towpath.errors import DeadlinePassed, DecodeError
 from towpath.failures import Failure
 from towpath.handlers import Effect, Handler
 from towpath.outbox import Outbox
 from towpath.store.database import Database
+from towpath.store.doubts import DoubtStore
 from towpath.store.settles import SettleStore
 from towpath.store.work import Work
 
@@ -32,15 +35,18 @@ class Executor:
         app: App,
         database: Database,
         settles: SettleStore,
+        doubts: DoubtStore,
         outbox: Outbox,
         resources: Mapping[type, object],
         report_progress: Callable[[Work, Mapping[str, object]], None],
     ) -> None:
         self._app = app
-        caller = Caller(app, resources)
+        self.caller = caller = Caller(app, resources)
+        """Also for those who ask what became of an effect."""
         self._transactional = Transactional(caller, database, settles, outbox)
         self._idempotent = Idempotent(caller, database, settles, outbox, report_progress)
         self._classifier = app.classifier
+        self._once = AtMostOnce(caller, doubts, self._classifier, report_progress, until_available)
         self._unknown_max_age = parse_duration(app.unknown_max_age)
 
     async def execute(self, work: Work) -> Execution:
@@ -97,6 +103,8 @@ class Executor:
                     return await self._transactional.run(handler, work, payload)
                 case Effect.IDEMPOTENT:
                     return await self._idempotent.run(handler, work, payload)
+                case Effect.AT_MOST_ONCE:
+                    return await self._once.run(handler, work, payload)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a handler raises is classified
             return Failed(self._classifier.classify(error))
 

@@ -13,6 +13,7 @@ from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
 from towpath.consumer.membership import Membership
 from towpath.consumer.pump import Pump
+from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
 from towpath.consumer.running import Runner
 from towpath.consumer.settling import GroupCommit
@@ -22,6 +23,7 @@ from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.claims import ClaimStore
 from towpath.store.database import Database
+from towpath.store.doubts import DoubtStore
 from towpath.store.reaping import ReapStore
 from towpath.store.settles import SettleStore
 from towpath.store.workers import WorkerStore
@@ -56,6 +58,7 @@ class Member:
         self._on_progress = on_progress
         claims = ClaimStore(database, app.name, self.id)
         settles = SettleStore(database, app.name, self.id)
+        doubts = DoubtStore(database, app.name)
         self._workers = WorkerStore(database, app.name, self.id, settings.lease.total_seconds())
         self._membership = Membership(
             self._workers,
@@ -67,12 +70,14 @@ class Member:
         watch = StoreWatch(app.name)
         wake = asyncio.Event()
         self._group_commit = GroupCommit(settles, wake.set)
+        executor = Executor(app, database, settles, doubts, outbox, resources, self._membership.report)
         runner = Runner(
             app,
             claims,
             settles,
+            doubts,
             self._group_commit,
-            Executor(app, database, settles, outbox, resources, self._membership.report),
+            executor,
             telemetry,
             lambda seconds: wake_after(wake, seconds),
         )
@@ -109,12 +114,28 @@ class Member:
             on_progress=on_progress,
         )
 
+        self._reconciler = Reconciler(
+            app,
+            executor.caller,
+            doubts,
+            watch=watch,
+            wake=wake,
+            every_seconds=settings.reap_every.total_seconds(),
+            on_progress=on_progress,
+        )
+
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises LeaseLost, and whatever kills a loop."""
         await self._membership.register()
         self._on_progress(DATABASE)
         log.info("worker.registered", group=self._group, worker=str(self.id))
-        loops = (self._pump.receive_loop, self._pump.claim_loop, self._due.run, self._reaper.run)
+        loops = (
+            self._pump.receive_loop,
+            self._pump.claim_loop,
+            self._due.run,
+            self._reaper.run,
+            self._reconciler.run,
+        )
         intake = [asyncio.create_task(loop()) for loop in loops]
         upkeep = [asyncio.create_task(loop()) for loop in (self._membership.run, self._group_commit.run)]
         stopping = asyncio.create_task(stop.wait())

@@ -9,7 +9,7 @@ from typing import Final
 
 from towpath.app import App
 from towpath.brokers.ports import Delivery
-from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed
+from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
 from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
 from towpath.consumer.policy import End, Wait, decide
@@ -19,6 +19,7 @@ from towpath.errors import DecodeError
 from towpath.failures import Failure
 from towpath.states import TaskState, WaitingFor
 from towpath.store.claims import ClaimStore
+from towpath.store.doubts import DoubtStore
 from towpath.store.settles import SettleStore
 from towpath.store.work import Standing, Work
 from towpath.telemetry import names
@@ -50,6 +51,7 @@ class Runner:
         app: App,
         claims: ClaimStore,
         settles: SettleStore,
+        doubts: DoubtStore,
         group_commit: GroupCommit,
         executor: Executor,
         telemetry: Telemetry,
@@ -58,6 +60,7 @@ class Runner:
         self._app = app
         self._claims = claims
         self._settles = settles
+        self._doubts = doubts
         self._group_commit = group_commit
         self._executor = executor
         self._telemetry = telemetry
@@ -194,6 +197,8 @@ class Runner:
             case Done(reason_code=reason):
                 failure = Failure("reject", reason or "rejected", error_message=execution.detail or "")
                 return await self._settle(work, Failed(failure), span, delivery)
+            case InDoubt(failure=failure):
+                return await until_available(lambda: self._doubt(work, failure, span))
             case Failed() as failed:
                 try:
                     return await until_available(lambda: self._fail(work, failed, span, delivery))
@@ -202,6 +207,13 @@ class Runner:
                     await asyncio.sleep(_TROUBLE_SECONDS)
                     await until_available(lambda: self._settles.hand_back([work]))
                     return None
+
+    async def _doubt(self, work: Work, failure: Failure, span: ProcessSpan) -> str | None:
+        span.failed(failure)
+        seconds = self._app.retry.base_delay.total_seconds()
+        if not await self._doubts.doubt(work, failure, reconcile_after_seconds=seconds):
+            return None
+        return self._note_end(work, span, TaskState.UNKNOWN, failure.reason_code)
 
     async def _fail(
         self, work: Work, failed: Failed, span: ProcessSpan, delivery: Delivery | None
@@ -292,6 +304,8 @@ class Runner:
             log.info("task.rejected", **labels, reason=reason)
         elif state is TaskState.EXPIRED:
             log.warning("task.expired", **labels)
+        elif state is TaskState.UNKNOWN:
+            log.warning("task.unknown", **labels, reason=reason)
         return outcome
 
     def _note_trouble(self, work: Work, trouble: Exception) -> None:

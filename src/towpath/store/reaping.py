@@ -3,6 +3,7 @@
 from uuid import UUID
 
 from towpath.store.database import Database, store_errors
+from towpath.store.doubts import DoubtStore
 from towpath.store.gates import hold, leave
 from towpath.store.statements import load
 
@@ -18,6 +19,7 @@ class ReapStore:
         self._database = database
         self._sql = load("work", database.schema)
         self._group = group
+        self._doubts = DoubtStore(database, group)
 
     async def reap_abandoned(self, limit: int) -> int:
         """RUNNING rows held by the database under dead workers go back to waiting. Returns how many."""
@@ -25,7 +27,9 @@ class ReapStore:
             rows = await self._database.pool.fetch(self._sql["abandoned"], self._group, limit)
         count = 0
         for row in rows:
-            if row["effect_state"] is None:
+            if row["effect_state"] is not None:
+                count += await self._doubts.doubt_abandoned(row["id"], row["token"])
+            else:
                 count += await self._back("reap", row["id"], row["source"], row["lane"], row["token"])
         return count
 

@@ -75,6 +75,9 @@ _EVENTS: Final = (
         "group message_id type attempt reason stage fingerprint",
     ),
     _event("task.expired", "Its deadline passed.", "group message_id type"),
+    _event("task.unknown", "Its at-most-once effect may have happened.", "group message_id type reason"),
+    _event("task.reconciled", "What became of its effect was found out.", "group message_id type outcome"),
+    _event("task.reconcile_failed", "Asking what became of it failed.", "group message_id type error"),
     _event("task.parked", "It waits behind another message of its key.", "group message_id type"),
     _event("task.result_dropped", "Somebody else took it over.", "group message_id type"),
     _event(

@@ -43,11 +43,18 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class InDoubt:
+    """The handler was stopped after an at-most-once effect began: it may or may not have happened."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """The token was gone when the outcome was to be settled: everything was rolled back."""
 
 
-Execution: TypeAlias = Done | Committed | Failed | Dropped
+Execution: TypeAlias = Done | Committed | Failed | InDoubt | Dropped
 
 
 def done(handler_name: str, returned: object) -> Done:

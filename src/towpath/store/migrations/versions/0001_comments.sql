@@ -101,7 +101,10 @@ comment on column towpath.task.run_no is 'Number of recorded reruns; part of the
 comment on column towpath.task.held_by is 'broker: its message is not acknowledged yet and will come again. database: only this row remembers it.';
 comment on column towpath.task.worker is 'The worker running it.';
 comment on column towpath.task.token is 'Fencing token of the running claim; a settle with another one does nothing.';
-comment on column towpath.task.effect_state is 'Whether an at-most-once effect was started or finished.';
+comment on column towpath.task.effect_state is 'Whether an at-most-once effect was started.';
+comment on column towpath.task.effect_step is 'The step of the at-most-once effect that was started.';
+comment on column towpath.task.reconcile_at is 'When to ask next whether the effect of an UNKNOWN task happened.';
+comment on column towpath.task.reconcile_count is 'How often that was asked.';
 comment on column towpath.task.cancel_requested is 'A person or caller asked the running handler to stop.';
 comment on column towpath.task.deadline_at is 'Expires when it has not ended by then.';
 comment on column towpath.task.due_at is 'When a WAITING task is started.';

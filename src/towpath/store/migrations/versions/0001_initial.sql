@@ -171,7 +171,10 @@ create table towpath.task (
   held_by          text not null check (held_by in ('broker', 'database')),
   worker           uuid,
   token            uuid,
-  effect_state     text check (effect_state in ('started', 'finished')),
+  effect_state     text check (effect_state = 'started'),
+  effect_step      text,
+  reconcile_at     timestamptz,
+  reconcile_count  integer not null default 0,
   cancel_requested boolean not null default false,
   deadline_at      timestamptz,
   due_at           timestamptz,
@@ -204,6 +207,7 @@ create unique index task_running_lane on towpath.task (consumer_group, source, l
   where state = 'RUNNING' and lane is not null;
 create index task_running on towpath.task (worker) where state = 'RUNNING';
 create index task_due on towpath.task (consumer_group, due_at) where state = 'WAITING';
+create index task_unknown on towpath.task (consumer_group, reconcile_at) where state = 'UNKNOWN';
 create index task_parked on towpath.task (consumer_group, source, lane, position) where state = 'PARKED';
 create index task_accepted on towpath.task (consumer_group, updated_at) where state = 'ACCEPTED' and kind = 'task';
 create index task_created on towpath.task using brin (created_at);
