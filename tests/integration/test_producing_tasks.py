@@ -30,6 +30,12 @@ async def engine(migrated_url: str) -> AsyncIterator[AsyncEngine]:
     await engine.dispose()
 
 
+async def until(connection: Any, question: str) -> None:
+    async with asyncio.timeout(30):
+        while not await connection.fetchval(question):  # noqa: ASYNC110 - the database sends no event
+            await asyncio.sleep(0.01)
+
+
 async def finish(db: Any, task_id: UUID, state: str = "SUCCEEDED", result: bytes | None = None) -> None:
     await db.execute(
         "update towpath.task set state = $2, result = $3, reason_code = 'r', version = version + 1,"
@@ -59,12 +65,12 @@ async def test_a_submitted_task_is_accepted_with_its_body(db: Any, engine: Async
 
 async def test_the_source_of_a_task_is_the_address_of_its_destination(db: Any, engine: AsyncEngine) -> None:
     await db.execute(
-        "insert into towpath.destination (name, address) values ('tasks.billing', 'work-billing')"
+        "insert into towpath.destination (name, address) values ('tasks.billing', 'work')"
     )
     async with AsyncSession(engine) as session, session.begin():
         await submit(session, Charge("o1"))
 
-    assert await db.fetchval("select source from towpath.task") == "work-billing"
+    assert await db.fetchval("select source from towpath.task") == "work"
 
 
 async def test_the_same_unique_fields_return_the_first_task(db: Any, engine: AsyncEngine) -> None:
@@ -139,8 +145,7 @@ async def test_a_waiting_submit_is_the_first_when_the_other_rolls_back(db: Any, 
         lost = await submit(rolled_back, Charge("o1"))
         async with session.begin():
             waiting = asyncio.create_task(submit(session, Charge("o1")))
-            while not await db.fetchval("select exists (select from pg_locks where not granted)"):
-                await asyncio.sleep(0.01)
+            await until(db, "select exists (select from pg_locks where not granted)")
             await rolled_back.rollback()
             handle = await waiting
 
@@ -222,8 +227,7 @@ async def test_a_result_is_awaited_without_holding_a_connection(db: Any, engine:
     async with AsyncSession(engine) as session, session.begin():
         handle = await submit(session, Charge("o1"))
     waiting = asyncio.create_task(handle.result("60s"))
-    while await db.fetchval("select count(*) from pg_stat_activity where query ~ 'towpath.task t'") == 0:
-        await asyncio.sleep(0.01)
+    await until(db, "select exists (select from pg_stat_activity where query ~ '^select cast.t.id')")
     await finish(db, handle.id, result=b'["receipt",1]')
 
     assert await waiting == ["receipt", 1]
@@ -339,11 +343,11 @@ async def test_a_cancel_that_loses_a_race_looks_again(db: Any, migrated_url: str
     transaction = rival.transaction()
     await transaction.start()
     await rival.execute(
-        "update towpath.task set state = 'RUNNING', version = 2, worker = gen_random_uuid(), token = gen_random_uuid()"
+        "update towpath.task set state = 'RUNNING', version = 2,"
+        " worker = gen_random_uuid(), token = gen_random_uuid()"
     )
     cancelling = asyncio.create_task(cancelled_state(db, handle.id))
-    while not await rival.fetchval("select exists (select from pg_locks where not granted)"):
-        await asyncio.sleep(0.01)
+    await until(rival, "select exists (select from pg_locks where not granted)")
     await transaction.commit()
     await rival.close()
 

@@ -115,7 +115,7 @@ FORBIDDEN = {
     "relay": [
         "select * from towpath.task",
         "select towpath.cancel_task('billing', gen_random_uuid())",
-        "select towpath.accept_task('g', gen_random_uuid(), 't', 'd', null, '', null, null, '', 'c', '[]', null)",
+        "select towpath.accept_task('g', gen_random_uuid(), 't', 'd', '', '', '', null, '', 'c', '[]', '')",
         "insert into towpath.task default values",
         f"insert into towpath.outbox ({OUTBOX}) values ({VALUES})",
         "update towpath.outbox set shard = 1",
@@ -162,9 +162,8 @@ async def test_what_a_role_does_not_need_is_denied(db: Any, log_in: LogIn, role:
 async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) -> None:
     """X5"""
     async with connected(await log_in("reader")) as connection:
-        await db.execute(
-            f"revoke {(await groups(db, connection))} from {await connection.fetchval('select user')}"
-        )
+        user = await connection.fetchval("select user")
+        await db.execute(f"revoke {user.partition('_')[0]}_reader from {user}")
         for statement in (
             "select * from towpath.task",
             "select towpath.clock()",
@@ -172,17 +171,6 @@ async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) 
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.execute(statement)
-
-
-async def groups(db: Any, connection: Any) -> str:
-    user = await connection.fetchval("select user")
-    return str(
-        await db.fetchval(
-            "select g.rolname from pg_auth_members m join pg_roles g on g.oid = m.roleid"
-            " join pg_roles u on u.oid = m.member where u.rolname = $1",
-            user,
-        )
-    )
 
 
 @pytest.mark.parametrize(

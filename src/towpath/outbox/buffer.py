@@ -211,8 +211,13 @@ def _on_after_commit(session: Session) -> None:
 
 def _on_soft_rollback(session: Session, previous: SessionTransaction) -> None:
     pending: _Pending | None = session.info.get(_INFO_KEY)
-    if pending is not None and previous.nested:
-        del pending.rows[pending.marks.get(previous, 0) :]
+    if pending is None:
+        return
+    ended: SessionTransaction | None = previous
+    while ended is not None and not ended.nested:
+        ended = ended.parent  # a failed flush ends the savepoint around it
+    if ended is not None:
+        del pending.rows[pending.marks.get(ended, 0) :]
 
 
 def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
