@@ -6,12 +6,12 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
+from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.partitioner import DefaultPartitioner
 
 from tests.contract.rigs import KAFKA_OPTIONS, Listener, Rig, eventually, numbers, receive, receive_rest
 from towpath.brokers.factory import broker_from_url
-from towpath.brokers.kafka import publisher as publisher_module
 from towpath.brokers.kafka import session as session_module
 from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
@@ -97,7 +97,7 @@ async def test_a_broker_that_refuses_timestamps_is_a_configuration_failure(
     """R26: a wrong clock puts nothing aside."""
     topic = await _topic(kafka_admin, message_timestamp_before_max_ms="60000")
     real_time = time.time
-    monkeypatch.setattr(publisher_module.time, "time", lambda: real_time() - 7200)
+    monkeypatch.setattr("towpath.brokers.kafka.publisher.time.time", lambda: real_time() - 7200)
     with pytest.raises(ConfigurationError, match="clock"):
         await kafka_rig.publish([kafka_rig.message(0, address=topic)])
     monkeypatch.undo()
@@ -248,7 +248,7 @@ async def test_a_consumer_whose_poll_fails_is_replaced(
     assert session is not None
 
     async def fail(*_: object, **__: object) -> None:
-        raise publisher_module.kafka.CorruptRecordException("Invalid CRC")
+        raise kafka_errors.CorruptRecordException("Invalid CRC")
 
     monkeypatch.setattr(session._consumer, "getmany", fail)
     await eventually(lambda: subscriber._session is not session)
