@@ -206,6 +206,9 @@ class App:
             raise InvalidHandler(
                 f"{function.__qualname__}: concurrency must be at least 1, got {concurrency}"
             )
+        limit = parse_duration(timeout)
+        if not limit:
+            raise InvalidHandler(f"{function.__qualname__}: timeout must be longer than zero")
         self._handlers[wire_type] = Handler(
             name=function.__name__,
             function=function,
@@ -217,7 +220,7 @@ class App:
             wants_context=signature.wants_context,
             resources=signature.resources,
             retry=retry or self.retry,
-            timeout=parse_duration(timeout),
+            timeout=limit,
             concurrency=concurrency,
             dependency=dependency,
             reconcile=reconcile,
@@ -319,6 +322,10 @@ class App:
             f"destination {destination!r} is too long: its dead-letter address exceeds {ADDRESS_LIMIT} characters"
             for destination in self.destinations
             if len(dead_letter_address(self.name, destination)) > ADDRESS_LIMIT
+        ]
+        found += [
+            f"app.foreign({destination!r}, …): no handler reads that destination"
+            for destination in sorted(self._foreign.keys() - set(self.destinations))
         ]
         found += [
             f"{type_!r} is both handled and ignored"

@@ -12,6 +12,7 @@ from towpath.backoff import RetryPolicy
 from towpath.context import Call, OnceCall, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
+from towpath.messages.limits import check_destination, check_type
 
 AnyClass: TypeAlias = type[Any]
 
@@ -145,12 +146,16 @@ def message_of(
 ) -> tuple[str, str, MessageSpec | None]:
     """Wire type, destination and declaration of a handler's payload. Raises InvalidHandler."""
     name = function.__qualname__
-    if payload is bytes:
-        if type_ is None or destination is None:
-            raise InvalidHandler(f"{name} takes bytes: say type= and destination= in its decorator")
-        return type_, destination, None
     try:
+        if destination is not None:
+            check_destination(destination)
+        if payload is bytes:
+            if type_ is None or destination is None:
+                raise InvalidHandler(f"{name} takes bytes: say type= and destination= in its decorator")
+            return check_type(type_), destination, None
         spec = spec_of(payload)
+    except InvalidHandler:
+        raise
     except TowpathError as error:
         raise InvalidHandler(f"{name}: {error}") from error
     if type_ not in (None, spec.type):
