@@ -319,7 +319,8 @@ class App:
                 if cls not in self._providers
             ]
         found += [
-            f"destination {destination!r} is too long: its dead-letter address exceeds {ADDRESS_LIMIT} characters"
+            f"destination {destination!r} is too long: its dead-letter address exceeds {ADDRESS_LIMIT} "
+            "characters"
             for destination in self.destinations
             if len(dead_letter_address(self.name, destination)) > ADDRESS_LIMIT
         ]

@@ -89,7 +89,7 @@ async def test_a_handler_that_ended_its_transaction_in_another_way_is_found_out(
         await session.run_sync(lambda sync: sync.rollback())
     else:
         await getattr(session, way)()
-    with pytest.raises(UsageError, match="closed or ended tx.session"):
+    with pytest.raises(UsageError, match=r"closed or ended tx\.session"):
         session.check_transaction()
 
 
