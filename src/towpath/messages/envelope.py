@@ -89,7 +89,11 @@ def source_of(installation: str, destination: str) -> str:
 
 
 def wire_headers(envelope: Envelope) -> Headers:
-    """All headers of a message, in a fixed order; the caller's come last, unchanged."""
+    """All headers of a message, in a fixed order; the caller's come last, unchanged.
+
+    Names that are ours are left out of the caller's: a row written by hand may have them, and two of
+    one name could not be read back.
+    """
     own = [
         _SPECVERSION,
         (names.CE_ID, str(envelope.message_id).encode()),
@@ -104,7 +108,8 @@ def wire_headers(envelope: Envelope) -> Headers:
         own.append((names.SEQUENCE, b"%d" % envelope.sequence))
     if envelope.installation is not None:
         own.append((names.INSTALLATION, envelope.installation.encode()))
-    return (*own, *envelope.headers)
+    own.extend(pair for pair in envelope.headers if not names.is_reserved(pair[0]))
+    return tuple(own)
 
 
 def read_envelope(headers: Headers) -> Envelope:
