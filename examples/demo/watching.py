@@ -1,4 +1,4 @@
-"""Progress while it runs: a live table on a terminal, a line now and then elsewhere."""
+"""How far it is: a table that lives on a terminal, a line now and then elsewhere."""
 
 import asyncio
 import json

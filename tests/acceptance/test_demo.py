@@ -17,6 +17,7 @@ import pytest
 
 from examples.demo import check, promises
 from examples.demo.defects import DEFECTS
+from tests.docs.pages import blocks, matches
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -103,6 +104,7 @@ class Finished:
 
     database_url: str
     made: promises.Promises
+    printed: str
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +115,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         demo.wait_for("examples.demo.producing")
         assert "every promise was kept" in demo.printed, demo.printed
         logs = _address(demo.printed, "logs")
-        yield Finished(
-            _address(demo.printed, "Postgres"), promises.read(Path(logs).with_name("promises.json"))
-        )
+        made = promises.read(Path(logs).with_name("promises.json"))
+        yield Finished(_address(demo.printed, "Postgres"), made, demo.printed)
         demo.interrupt()
         assert demo.exit_code() == 0, demo.printed
         assert demo.survivors() == []
@@ -128,6 +129,12 @@ def _address(printed: str, name: str) -> str:
     match = re.search(rf"^\s+{name}\s+(\S+)$", printed, re.MULTILINE)
     assert match is not None, printed
     return match[1]
+
+
+def test_the_demo_prints_the_verdict_that_the_readme_shows(finished: Finished) -> None:
+    (shown,) = [block.text for block in blocks("README.md") if block.text.startswith("ok  ")]
+    printed = [line for line in finished.printed.splitlines() if line.lstrip().startswith(("ok  ", "NO  "))]
+    assert matches(shown, "\n".join(printed)), printed
 
 
 async def test_the_demo_commits_what_it_says_and_passes_its_own_check(finished: Finished) -> None:

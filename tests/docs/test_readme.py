@@ -30,24 +30,24 @@ PAGES = [PAGE, *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").gl
 def modules(
     tmp_path: Path, migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[ModuleType, ModuleType]]:
-    """`shop` and `billing` as the page has them."""
+    """`meters` and `ledger` as the page has them."""
     for name, text in files(PAGE).items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DATABASE_URL", sqlalchemy_url(migrated_url))
-    yield importlib.import_module("shop"), importlib.import_module("billing")
-    for name in ("shop", "billing"):
+    yield importlib.import_module("meters"), importlib.import_module("ledger")
+    for name in ("meters", "ledger"):
         sys.modules.pop(name, None)
 
 
 @pytest.mark.timeout(180)
-async def test_what_the_first_example_writes_the_second_bills_once(
+async def test_what_the_first_example_writes_the_second_books_once(
     modules: tuple[ModuleType, ModuleType], migrated_url: str, db: "asyncpg.Connection[Any]"
 ) -> None:
-    shop, billing = modules
-    for table in ("orders", "invoice"):
-        await db.execute(f"create table {table} (id text, amount int)")
-    app: App = billing.app
+    meters, ledger = modules
+    await db.execute("create table meter as select 'M' || n as id, 0 as kwh from generate_series(1, 2) n")
+    await db.execute("create table booking (id text, kwh int)")
+    app: App = ledger.app
     broker = broker_from_url(f"memory://{uuid4()}")
     group = GroupTopology(app.name, app.destinations)
     await broker.admin().apply(group.addresses, [group], partitions=2)
@@ -56,17 +56,17 @@ async def test_what_the_first_example_writes_the_second_bills_once(
         running.create_task(Relay(migrated_url, broker, system="memory").run(stop))
         running.create_task(Consumer(app, Database(migrated_url), broker).run(stop))
         try:
-            await shop.place("A1", 1200)
-            await shop.place("A2", 0)
+            await meters.record("M1", 1200)
+            await meters.record("M2", -3)
             async with asyncio.timeout(90):
                 while await db.fetchval("select count(finished_at) from towpath.task") < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         finally:
             stop.set()
-            await shop.sessions.kw["bind"].dispose()
+            await meters.sessions.kw["bind"].dispose()
     states = await db.fetch("select key, state, reason_code from towpath.task order by key")
-    assert [tuple(row) for row in states] == [("A1", "SUCCEEDED", None), ("A2", "FAILED", "bad_amount")]
-    assert [tuple(row) for row in await db.fetch("select * from invoice")] == [("A1", 1200)]
+    assert [tuple(row) for row in states] == [("M1", "SUCCEEDED", None), ("M2", "FAILED", "runs_backwards")]
+    assert [tuple(row) for row in await db.fetch("select * from booking")] == [("M1", 1200)]
 
 
 def test_the_commands_are_targets_of_the_makefile() -> None:
