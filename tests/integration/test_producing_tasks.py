@@ -64,9 +64,7 @@ async def test_a_submitted_task_is_accepted_with_its_body(db: Any, engine: Async
 
 
 async def test_the_source_of_a_task_is_the_address_of_its_destination(db: Any, engine: AsyncEngine) -> None:
-    await db.execute(
-        "insert into towpath.destination (name, address) values ('tasks.billing', 'work')"
-    )
+    await db.execute("insert into towpath.destination (name, address) values ('tasks.billing', 'work')")
     async with AsyncSession(engine) as session, session.begin():
         await submit(session, Charge("o1"))
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from towpath.brokers.ports import ROUTING_SLOTS, Headers, OutboundMessage
 from towpath.errors import DecodeError, MessageRefused
 from towpath.messages import headers as names
-from towpath.messages.envelope import Envelope, WireKind, source_of, wire_headers
+from towpath.messages.envelope import Body, Envelope, WireKind, source_of, wire_headers
 from towpath.messages.headers import load_headers
 from towpath.store.outbox import Row
 
@@ -35,7 +35,7 @@ class Outbound:
     def __init__(self, installation: str, addresses: dict[str, str]) -> None:
         self._installation = installation
         self._addresses = addresses
-        self._templates: dict[tuple[str, str, str, str], tuple[str, Headers]] = {}
+        self._templates: dict[tuple[str, str, str, str, str], tuple[str, Headers]] = {}
 
     def readdress(self, addresses: dict[str, str]) -> None:
         """The addresses of destinations may have changed."""
@@ -63,9 +63,10 @@ class Outbound:
             key_hash,
             _,
         ) in rows:
-            template = templates.get((kind, destination, type_, content_type))
+            body: Body = "row" if kind == "task" and payload is None else "inline"
+            template = templates.get((kind, body, destination, type_, content_type))
             if template is None:
-                template = self._add_template(kind, destination, type_, content_type)
+                template = self._add_template(kind, body, destination, type_, content_type)
             address, own = template
             try:
                 stored = load_headers(headers)
@@ -86,7 +87,7 @@ class Outbound:
         return made, refused
 
     def _add_template(
-        self, kind: str, destination: str, type_: str, content_type: str
+        self, kind: str, body: Body, destination: str, type_: str, content_type: str
     ) -> tuple[str, Headers]:
         """The address, and the headers but for id, time and sequence; none for a copy, which has its own."""
         address = self._addresses.get(destination, destination)
@@ -100,12 +101,12 @@ class Outbound:
                     occurred_at=_PLACEHOLDER.occurred_at,
                     content_type=content_type,
                     kind=cast("WireKind", kind),
-                    body="row" if kind == "task" else "inline",
+                    body=body,
                     sequence=0,
                     installation=self._installation,
                 )
             )
         if len(self._templates) > 10_000:  # types from unbounded names must not fill the memory
             self._templates.clear()
-        template = self._templates[kind, destination, type_, content_type] = (address, own)
+        template = self._templates[kind, body, destination, type_, content_type] = (address, own)
         return template
