@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 
 import pytest
 from aiokafka import errors as kafka_errors
@@ -17,6 +18,7 @@ from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
 from towpath.brokers.ports import OutboundMessage, PublishResult, Subscriber, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError
+from towpath.testing.proxy import TcpProxy
 from towpath.testing.services import EmbeddedKafka, KafkaServer
 
 pytestmark = pytest.mark.services
@@ -254,6 +256,38 @@ async def test_a_consumer_whose_poll_fails_is_replaced(
     await eventually(lambda: subscriber._session is not session)
     await kafka_rig.publish_all([kafka_rig.message(1)])
     assert numbers(await receive(subscriber, 1)) == [1]
+
+
+@pytest.fixture
+async def guarded_kafka() -> AsyncIterator[str]:
+    """host:port of a broker that wants a user name and a password."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    settings = {
+        "listener.security.protocol.map": "DIRECT:PLAINTEXT,PROXIED:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.proxied.plain.sasl.jaas.config": f'{module} required user_alice="secret";',
+    }
+    with KafkaServer(settings=settings) as server:
+        async with TcpProxy("127.0.0.1", server.proxied_port, port=server.advertised_port) as proxy:
+            yield f"127.0.0.1:{proxy.port}"
+
+
+async def test_refused_credentials_are_a_configuration_failure(guarded_kafka: str) -> None:
+    """O2: the client library hides them behind a failed connection."""
+    topic, group = f"t{uuid.uuid4().hex[:8]}", f"g{uuid.uuid4().hex[:8]}"
+    for password, is_right in (("secret", True), ("wrong", False)):
+        broker = broker_from_url(f"kafka://alice:{password}@{guarded_kafka}", KAFKA_OPTIONS)
+        admin, publisher = broker.admin(), broker.publisher()
+        subscriber = broker.subscriber(Subscription(group, (topic,), 10, 1000))
+        expected = nullcontext() if is_right else pytest.raises(ConfigurationError, match="password")
+        with expected:
+            await admin.apply([topic], [], partitions=1)
+        with expected:
+            await publisher.start()
+        with expected:
+            await subscriber.start(Listener())
+        for each in (admin, publisher, subscriber):
+            await each.aclose()
 
 
 async def test_the_embedded_broker_works_without_idempotence(embedded_kafka: EmbeddedKafka) -> None:

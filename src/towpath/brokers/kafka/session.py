@@ -37,6 +37,7 @@ _NOWHERE: Final = TopicPartition("towpath-nothing", 0)
 _POLL_MS: Final = 200
 _POLL_RECORDS: Final = 500
 _COMMIT_SECONDS: Final = 5.0
+_LEAVE_SECONDS: Final = 2.0
 _DRAIN_SHARE: Final = 0.6
 _PROBE_SECONDS: Final = 3.0
 _ALIVE_SECONDS: Final = 6.0
@@ -198,7 +199,10 @@ class ConsumerSession:
                 async with asyncio.timeout(_PROBE_SECONDS):
                     await consumer.topics()
             except _CLIENT_ERRORS:
-                # Away: the library reconnects by itself, and `is_alive` tells meanwhile.
+                # Away: the library reconnects by itself, and `is_alive` tells meanwhile. After a long
+                # while begin anew, which also finds out about credentials refused since.
+                if time.monotonic() - self._answered_at > _STALL_SECONDS:
+                    raise BrokerUnavailable("Kafka: the broker does not answer") from None
                 if time.monotonic() - max(self._answered_at, reset_at) > self._config.request_timeout_seconds:
                     reset_consumer(consumer)
                     reset_at = time.monotonic()
@@ -268,20 +272,29 @@ class ConsumerSession:
 
     async def close(self) -> None:
         """Commit, leave, close; bounded, never raises for a dead broker."""
+        await self._leave(timeout_seconds=_COMMIT_SECONDS)
+        await self.abandon()
+
+    async def end(self) -> None:
+        """After an error: leave if the broker still answers, so that the others need not wait; close."""
+        if self.is_alive:
+            await self._leave(timeout_seconds=_LEAVE_SECONDS)
+        await self.abandon()
+
+    async def _leave(self, *, timeout_seconds: float) -> None:
         self._is_closing = True
         try:
-            await self.commit(timeout_seconds=_COMMIT_SECONDS)
+            await self.commit(timeout_seconds=timeout_seconds)
         except ConfigurationError as error:
             _log.warning("broker.commit_failed", group=self._subscription.group, error=str(error))
         consumer = self._consumer
         if consumer is not None:
             try:
-                async with asyncio.timeout(_COMMIT_SECONDS):
+                async with asyncio.timeout(timeout_seconds):
                     await leave_group(consumer)
                     await consumer.stop()
             except _CLIENT_ERRORS as error:
                 _log.info("broker.leave_failed", group=self._subscription.group, error=describe(error))
-        await self.abandon()
 
     async def abandon(self) -> None:
         """Throw the consumer away without committing or leaving; bounded."""

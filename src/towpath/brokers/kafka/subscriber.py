@@ -62,7 +62,7 @@ class KafkaSubscriber:
                 _log.warning("broker.disconnected", group=self._subscription.group, error=str(error))
             finally:
                 if not self._closing.is_set():
-                    await session.abandon()
+                    await session.end()
             if self._closing.is_set():
                 return
             failures = 0 if time.monotonic() - started_at > _STEADY_SECONDS else failures + 1
