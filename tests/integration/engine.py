@@ -118,6 +118,7 @@ class Engine:
         body: str = "inline",
         headers: Headers = (),
         times: int = 1,
+        address: str | None = None,
     ) -> UUID:
         """What the relay would publish for an event, a sent task, or with `body="row"` a submitted one."""
         spec = spec_of(payload)
@@ -139,7 +140,11 @@ class Engine:
         value = None if body == "row" else data
         for _ in range(times):
             await self.publish_raw(
-                spec.destination, value, wire_headers(envelope), key=key_of(spec, payload), message_id=id_
+                address or spec.destination,
+                value,
+                wire_headers(envelope),
+                key=key_of(spec, payload),
+                message_id=id_,
             )
         return id_
 
