@@ -90,6 +90,7 @@ class Outbox:
         current trace context goes along. Raises NoTransaction, UnknownType, InvalidMessage or
         PayloadTooLarge; await it on an asyncpg connection.
         """
+        _check(target)
         row = event_row(payload, Options(key, headers, destination, message_id), self.max_payload_bytes)
         return self._write_one(target, row)
 
@@ -112,6 +113,7 @@ class Outbox:
 
         `headers` go on each. Returns the message ids; otherwise like `emit`.
         """
+        _check(target)
         options = Options(headers=headers)
         rows = [event_row(payload, options, self.max_payload_bytes) for payload in payloads]
         if is_asyncpg(target):
@@ -151,6 +153,7 @@ class Outbox:
 
         Otherwise like `emit`. A group that shares this database is given work by `submit`.
         """
+        _check(target)
         row = sent_row(payload, Options(key, headers, None, message_id), self.max_payload_bytes)
         return self._write_one(target, row)
 
@@ -193,6 +196,7 @@ class Outbox:
         commit). `deadline` is an instant or a duration from now; past it the task ends EXPIRED.
         Raises DedupeConflict when the repeat has another body, and what `emit` raises.
         """
+        _check(target)
         row = task_row(
             payload,
             Options(headers=headers),
@@ -215,7 +219,6 @@ class Outbox:
         return self._buffer(sync_session(target), [row])[0]
 
     def _buffer(self, session: Session, rows: Sequence[OutboxRow]) -> list[UUID]:
-        buffer.check_transaction(session)
         buffer.add(session, rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
@@ -223,13 +226,12 @@ class Outbox:
         return (await self._insert(connection, [row]))[0]
 
     async def _insert(self, connection: AsyncpgConnection, rows: Sequence[OutboxRow]) -> list[UUID]:
-        _check_asyncpg(connection)
+        _check(connection)  # it may be awaited later than it was called
         if rows:
             await insert_async(connection, rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
     def _accept(self, session: Session, row: TaskRow) -> tuple[Acceptance, Engine]:
-        buffer.check_transaction(session)
         connection = buffer.connection_for_write(session, self.schema)
         accepted = _checked(accept(connection, row, self.schema), row)
         if accepted.created:
@@ -242,15 +244,18 @@ class Outbox:
         return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, readable, self.schema)
 
     async def _submit_asyncpg(self, connection: AsyncpgConnection, row: TaskRow) -> TaskHandle:
-        _check_asyncpg(connection)
+        _check(connection)  # it may be awaited later than it was called
         accepted = _checked(await accept_async(connection, row, self.schema), row)
         if accepted.created:
             await insert_async(connection, [row.outbox_row()], self.schema)
         return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, connection, self.schema)
 
 
-def _check_asyncpg(connection: AsyncpgConnection) -> None:
-    if not connection.is_in_transaction():
+def _check(target: Caller) -> None:
+    """Raise NoTransaction unless the target can hold a message now."""
+    if not is_asyncpg(target):
+        buffer.check_transaction(sync_session(target))
+    elif not target.is_in_transaction():
         raise NoTransaction(
             "the connection is not in a transaction: begin one first,"
             " as in `async with connection.transaction():`"
