@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import asyncpg
 from rich.console import Console
+from rich.text import Text
 
 from examples.demo.script import FAULTY, OUTAGE
 from examples.demo.watching import Progress
@@ -65,15 +66,27 @@ async def mend(connection: "asyncpg.Connection[Any]", console: Console) -> None:
 
 
 def replay(console: Console, environment: Mapping[str, str]) -> None:
-    """Both groups, each with its reason for the audit table."""
-    for group, reason in (("agents", f"search:{FAULTY} mended"), ("orders", "invoice constraint dropped")):
-        _run(console, environment, "dlq", "replay", "--group", group, "--yes", "--reason", reason)
+    """All of them, with a reason for the audit table."""
+    reason = f"search:{FAULTY} mended, invoice constraint dropped"
+    _run(console, environment, "dlq", "replay", "--all", "--yes", "--reason", reason)
 
 
 def _run(console: Console, environment: Mapping[str, str], *arguments: str) -> None:
-    """Let the command speak for itself, on the same terminal."""
+    """Run the command and show what it prints; on a terminal a row is one line, cut at its edge."""
     command = shlex.join(arguments)
-    console.print(f"\n$ towpath {command}", style="bold", markup=False, soft_wrap=True)
-    done = subprocess.run([str(_CLI), *arguments], env=environment, check=False, timeout=_CLI_SECONDS)
+    console.print(f"$ towpath {command}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    done = subprocess.run(
+        [str(_CLI), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=_CLI_SECONDS,
+    )
+    for line in done.stdout.splitlines():
+        row = Text(line.rstrip())
+        if console.is_terminal:
+            row.truncate(console.width, overflow="ellipsis")
+        console.print(row, soft_wrap=True)
     if done.returncode != 0:
         raise CommandFailed(f"towpath {command} ended with {done.returncode}")

@@ -82,8 +82,7 @@ def write_script(seed: int = 1) -> tuple[Transaction, ...]:
     while together:
         size = rng.randint(1, 3)
         chosen, together = together[:size], together[size:]
-        transactions.append(Transaction(_sorted(chosen), "commit"))
-    transactions = [_with_savepoint(each, rng) for each in transactions]
+        transactions.append(_with_savepoint(Transaction(_sorted(chosen), "commit"), rng))
     transactions += _rolled_back(transactions, rng)
     rng.shuffle(transactions)
     return tuple(_with_repeats(transactions))

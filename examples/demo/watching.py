@@ -15,8 +15,10 @@ from rich.table import Table
 
 from towpath.states import TaskState
 
-STALL_SECONDS: Final = 20.0
+STALL_SECONDS: Final = 25.0
 """Nothing moved for so long: what is missing will not come."""
+_START_SECONDS: Final = 90.0
+"""The same before anything moved at all: processes start slowly on a busy machine."""
 _REFRESH_SECONDS: Final = 0.25
 _LINE_SECONDS: Final = 2.0
 _COLUMNS: Final = (
@@ -84,6 +86,7 @@ async def watch(
 ) -> bool:
     """Show progress until it is done; False when nothing moved for `STALL_SECONDS` before that."""
     began = moved_at = shown_at = time.monotonic()
+    first: Progress | None = None
     last: Progress | None = None
     with _live(console) as show:
         while True:
@@ -92,7 +95,8 @@ async def watch(
             if progress != last:
                 moved_at = now
             is_finished = is_done(progress)
-            is_stalled = now - moved_at > STALL_SECONDS
+            first = first or progress
+            is_stalled = now - moved_at > (STALL_SECONDS if progress != first else _START_SECONDS)
             if console.is_terminal:
                 show(_table(progress, now - began))
             elif last is None or is_finished or now - shown_at > _LINE_SECONDS:
