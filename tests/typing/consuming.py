@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sqlalchemy import text
+
 from towpath import (
     App,
+    Batch,
     Call,
     OnceCall,
     Reject,
@@ -36,6 +39,12 @@ class Other:
 @dataclass(frozen=True)
 class Dispatch:
     order_id: str
+
+
+@event("page.viewed", destination="views")
+@dataclass(frozen=True)
+class PageViewed:
+    url: str
 
 
 class Api:
@@ -88,6 +97,12 @@ async def find_shipment(call: OnceCall, *, api: Api) -> Verdict[str]:
 async def dispatch(order: Dispatch, call: OnceCall, *, api: Api) -> str:
     async with call.once():
         return str(await api.post(call.idempotency_key()))
+
+
+@app.batch(max_size=500, max_wait="50ms")
+async def count_views(batch: Batch[PageViewed], tx: Tx) -> None:
+    urls: list[str] = [view.url for view in batch.payloads]
+    await tx.session.execute(text("insert into view select unnest(:u)"), {"u": urls})
 
 
 async def unit_test(tx: Tx) -> None:

@@ -1,4 +1,4 @@
-"""The consuming API through the eyes of mypy and pyright."""
+"""The public API through the eyes of mypy and pyright."""
 
 import json
 import subprocess
@@ -44,16 +44,19 @@ def pyright_errors(path: Path) -> set[int]:
 
 
 CHECKERS = pytest.mark.parametrize("errors_of", [mypy_errors, pyright_errors], ids=["mypy", "pyright"])
+SIDES = pytest.mark.parametrize("side", ["producing", "consuming"])
 
 
 @CHECKERS
-def test_the_documented_way_to_consume_is_well_typed(errors_of: Callable[[Path], set[int]]) -> None:
-    assert set() == errors_of(HERE / "consuming.py")
+@SIDES
+def test_the_documented_way_is_well_typed(errors_of: Callable[[Path], set[int]], side: str) -> None:
+    assert set() == errors_of(HERE / f"{side}.py")
 
 
 @CHECKERS
-def test_each_misuse_is_rejected_where_it_stands(errors_of: Callable[[Path], set[int]]) -> None:
-    path = HERE / "consuming_misuse.py"
+@SIDES
+def test_each_misuse_is_rejected_where_it_stands(errors_of: Callable[[Path], set[int]], side: str) -> None:
+    path = HERE / f"{side}_misuse.py"
     marked = {
         number
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
