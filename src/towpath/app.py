@@ -11,9 +11,10 @@ from uuid import UUID
 
 from towpath.backoff import RetryPolicy, parse_duration
 from towpath.brokers.ports import Delivery, dead_letter_address
-from towpath.context import Attempt, Call, OnceCall, Tx
+from towpath.context import Attempt, Batch, Call, OnceCall, Tx
 from towpath.failures import Classifier, Rule
 from towpath.handlers import (
+    BatchLimits,
     Effect,
     Handler,
     InvalidHandler,
@@ -71,6 +72,17 @@ class _AtMostOnce(Protocol[Returned]):
     def __call__(
         self, function: Callable[[M], Awaitable[Returned]], /
     ) -> Callable[[M], Awaitable[Returned]]: ...
+
+
+class _Batch(Protocol):
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Batch[M], Tx, P], Awaitable[None]], /
+    ) -> Callable[Concatenate[Batch[M], Tx, P], Awaitable[None]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[Batch[M]], Awaitable[None]], /
+    ) -> Callable[[Batch[M]], Awaitable[None]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,29 @@ class App:
 
         return declare
 
+    def batch(
+        self,
+        *,
+        max_size: int = 500,
+        max_wait: str | timedelta = "50ms",
+        timeout: str | timedelta = "5m",
+        retry: RetryPolicy | None = None,
+    ) -> _Batch:
+        """Many messages in one transaction, for set-based SQL; if it fails it runs one by one.
+
+        A batch starts when `max_size` messages wait, or `max_wait` after its first. Middleware wraps
+        the batch once, with its first message's attempt.
+        """
+        if max_size < 1:
+            raise InvalidHandler(f"max_size must be at least 1, got {max_size}")
+        limits = BatchLimits(max_size, parse_duration(max_wait))
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._add(function, Effect.BATCH, None, retry, timeout, None, None, None, batch=limits)
+            return function
+
+        return declare
+
     def _add(
         self,
         function: Callable[..., Any],
@@ -191,6 +226,7 @@ class App:
         type_: str | None,
         destination: str | None,
         reconcile: Reconcile | None = None,
+        batch: BatchLimits | None = None,
     ) -> None:
         signature = read_signature(function, effect)
         wire_type, address, spec = message_of(function, signature.payload, type_, destination)
@@ -224,6 +260,7 @@ class App:
             concurrency=concurrency,
             dependency=dependency,
             reconcile=reconcile,
+            batch=batch,
             spec=spec,
         )
 
@@ -275,6 +312,11 @@ class App:
     def handlers(self) -> Mapping[str, Handler]:
         """By wire type."""
         return MappingProxyType(self._handlers)
+
+    @property
+    def batch_room(self) -> int:
+        """How many messages may wait in batches, beside the handlers that run one by one."""
+        return sum(handler.batch.max_size for handler in self._handlers.values() if handler.batch)
 
     @property
     def providers(self) -> Mapping[type, Provider[Any]]:

@@ -4,20 +4,22 @@ A `Tx` has a session and no clock of its own; a `Call` has an idempotency key an
 long handler cannot sit in a transaction by mistake.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from towpath.errors import UsageError
-from towpath.messages import Envelope, HeadersInput
+from towpath.messages import Envelope, HeadersInput, Message
 from towpath.outbox import DECLARED, Outbox
 from towpath.outbox.rows import Declared, Key
 
 STEP_LIMIT = 100
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,19 @@ class HandlerSession(AsyncSession):
 class Tx:
     """The open transaction of a handler: its SQL, the task's state and emitted events commit together."""
 
-    __slots__ = ("_outbox", "attempt", "session")
+    __slots__ = ("_attempt", "_outbox", "session")
 
-    def __init__(self, session: AsyncSession, attempt: Attempt, outbox: Outbox) -> None:
+    def __init__(self, session: AsyncSession, attempt: Attempt | None, outbox: Outbox) -> None:
         self.session = session
-        self.attempt = attempt
+        self._attempt = attempt
         self._outbox = outbox
+
+    @property
+    def attempt(self) -> Attempt:
+        """Which message this is. Raises UsageError in a batch, which has many: see `Batch.messages`."""
+        if self._attempt is None:
+            raise UsageError("the transaction of a batch is of many messages: look at batch.messages")
+        return self._attempt
 
     @property
     def message_id(self) -> UUID:
@@ -97,6 +106,24 @@ class Tx:
     ) -> UUID:
         """Write an event that exists if and only if this transaction commits. Returns its message id."""
         return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """Several messages of one type, each of another key, handled in one transaction."""
+
+    messages: Sequence[Message[T]]
+
+    @property
+    def payloads(self) -> list[T]:
+        """In the order of `messages`."""
+        return [message.payload for message in self.messages]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        return iter(self.messages)
 
 
 class Beginning(Protocol):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from towpath.backoff import RetryPolicy
-from towpath.context import Call, OnceCall, Tx
+from towpath.context import Batch, Call, OnceCall, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
 from towpath.messages.limits import check_destination, check_type
@@ -23,12 +23,14 @@ class Effect(StrEnum):
     TRANSACTIONAL = "transactional"
     IDEMPOTENT = "idempotent"
     AT_MOST_ONCE = "at_most_once"
+    BATCH = "batch"
 
 
 CONTEXTS: Mapping[Effect, type] = {
     Effect.TRANSACTIONAL: Tx,
     Effect.IDEMPOTENT: Call,
     Effect.AT_MOST_ONCE: OnceCall,
+    Effect.BATCH: Tx,
 }
 
 
@@ -38,6 +40,14 @@ class Reconcile:
 
     function: Callable[..., Any]
     resources: Mapping[str, AnyClass]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch is full, and when it starts although it is not."""
+
+    max_size: int
+    max_wait: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class Handler:
     """Scope shared with other handlers of the same outside system."""
     reconcile: Reconcile | None = None
     """How to find out whether an at-most-once effect happened."""
+    batch: BatchLimits | None = None
+    """How many messages a batch handler takes at once, and how long it waits for them."""
     spec: MessageSpec | None = field(default=None, compare=False)
 
 
@@ -104,7 +116,10 @@ def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
             f"not {getattr(hints.get(positional[1].name), '__name__', hints.get(positional[1].name))}"
         )
     wants_message = typing.get_origin(payload) is Message
-    if wants_message:
+    if (typing.get_origin(payload) is Batch) is not (effect is Effect.BATCH):
+        wanted = "Batch[…]" if effect is Effect.BATCH else "the message class"
+        raise InvalidHandler(f"{name} is {effect.value}: annotate {positional[0].name!r} with {wanted}")
+    if wants_message or effect is Effect.BATCH:
         (payload,) = typing.get_args(payload)
     return Signature(payload, wants_message, wants_context, resources)
 

@@ -1,12 +1,14 @@
 """Run one handler by the kind of its effect, and say what came of it."""
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Final
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from towpath.app import App
 from towpath.backoff import parse_duration
+from towpath.consumer.effects.batch import Batching
 from towpath.consumer.effects.calling import Caller, payload_of, seconds_left
 from towpath.consumer.effects.executions import Execution, Failed, is_transient
 from towpath.consumer.effects.idempotent import Idempotent
@@ -16,13 +18,14 @@ from towpath.consumer.policy import UNKNOWN_TYPE
 from towpath.consumer.settling import until_available
 from towpath.errors import DeadlinePassed, DecodeError
 from towpath.failures import Failure
-from towpath.handlers import Effect, Handler
+from towpath.handlers import BatchLimits, Effect, Handler
 from towpath.outbox import Outbox
 from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
 from towpath.store.settles import SettleStore
 from towpath.store.work import Work
 
+_SINGLE: Final = BatchLimits(1, timedelta(0))
 _FREE_IN_PLACE_TRIES: Final = 3
 """Serialization failures and lock timeouts come again at once, whatever the policy says."""
 
@@ -46,6 +49,7 @@ class Executor:
         self._transactional = Transactional(caller, database, settles, outbox)
         self._idempotent = Idempotent(caller, database, settles, outbox, report_progress)
         self._classifier = app.classifier
+        self._batching = Batching(caller, database, settles, outbox, self._classifier)
         self._once = AtMostOnce(caller, doubts, self._classifier, report_progress, until_available)
         self._unknown_max_age = parse_duration(app.unknown_max_age)
 
@@ -103,6 +107,8 @@ class Executor:
                     return await self._transactional.run(handler, work, payload)
                 case Effect.IDEMPOTENT:
                     return await self._idempotent.run(handler, work, payload)
+                case Effect.BATCH:
+                    return await self._batching.run(handler, handler.batch or _SINGLE, work, payload)
                 case Effect.AT_MOST_ONCE:
                     return await self._once.run(handler, work, payload)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a handler raises is classified

@@ -17,7 +17,7 @@ from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
 from towpath.consumer.running import Runner
 from towpath.consumer.settling import GroupCommit
-from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
+from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, due_limit, wake_after
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
@@ -80,6 +80,7 @@ class Member:
             executor,
             telemetry,
             lambda seconds: wake_after(wake, seconds),
+            settings.concurrency + due_limit(settings),
         )
         self._roster = Roster(app.name, runner, settles)
         self._pump = Pump(

@@ -107,7 +107,7 @@ class Pump:
             self._on_progress("claim")
             now = time.monotonic()
             held_until = self._lanes.release_due(now)
-            free = self._settings.concurrency - self._roster.broker_count
+            free = self._settings.concurrency + self._app.batch_room - self._roster.broker_count
             heads = self._lanes.take(min(free, self._settings.claim_batch)) if free > 0 else []
             if heads:
                 await self._start(heads)

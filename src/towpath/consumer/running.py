@@ -56,6 +56,7 @@ class Runner:
         executor: Executor,
         telemetry: Telemetry,
         wake_due_after: Callable[[float], None],
+        concurrency: int,
     ) -> None:
         self._app = app
         self._claims = claims
@@ -66,11 +67,13 @@ class Runner:
         self._telemetry = telemetry
         self._wake_due_after = wake_due_after
         self._phases: dict[Work, _Phase] = {}
+        shared = asyncio.Semaphore(concurrency)
         self._slots = {
-            type_: asyncio.Semaphore(handler.concurrency)
+            type_: shared if handler.concurrency is None else asyncio.Semaphore(handler.concurrency)
             for type_, handler in app.handlers.items()
-            if handler.concurrency is not None
+            if handler.batch is None
         }
+        """Batches have room of their own, which must not become handlers that run one by one."""
 
     async def run(self, work: Work, max_deliveries: int, delivery: Delivery | None) -> bool:
         """Handle and settle. True: the outcome is durable, its broker message may be acknowledged.

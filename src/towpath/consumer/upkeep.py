@@ -77,7 +77,7 @@ class DueLoop:
         """Poll until cancelled: often while rows come, seldom when idle, at once on a hint."""
         shortest = self._settings.due_poll_min.total_seconds()
         longest = self._settings.due_poll_max.total_seconds()
-        limit = max(1, self._settings.concurrency // 4)
+        limit = due_limit(self._settings)
         interval = shortest
         while True:
             self._wake.clear()
@@ -102,6 +102,11 @@ class DueLoop:
 
     async def _run(self, work: Work) -> None:
         await self._runner.run(work, self._settings.max_deliveries, None)
+
+
+def due_limit(settings: WorkerSettings) -> int:
+    """How many handlers may run from the database, beside those of the broker's messages."""
+    return max(1, settings.concurrency // 4)
 
 
 def wake_after(wake: asyncio.Event, seconds: float) -> None:

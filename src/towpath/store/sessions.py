@@ -24,6 +24,10 @@ class SessionConnection:
         """The first row by column name, or None."""
         return (await self._run(sql, arguments)).mappings().first()
 
+    async def fetch(self, sql: str, /, *arguments: object) -> list[Any]:
+        """All rows by column name."""
+        return list((await self._run(sql, arguments)).mappings().all())
+
     async def execute(self, sql: str, /, *arguments: object) -> Any:
         """Run a statement for its effect."""
         return await self._run(sql, arguments)

@@ -61,39 +61,50 @@ class SettleStore:
 
     async def succeed(self, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
         """Group commit of successes; a lane's head that succeeds promotes its follower."""
+        async with self._database.transaction() as connection:
+            return await self._succeed(connection, batch)
+
+    async def settle_batch_in(self, session: AsyncSession, works: Sequence[Work]) -> Settled:
+        """Successes of a batch handler, as the last statements of its transaction.
+
+        The caller commits when all tokens held, else rolls back.
+        """
+        connection = SessionConnection(await session.connection())
+        return await self._succeed(connection, [(work, None) for work in works])
+
+    async def _succeed(self, connection: Executor, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
         batch = sorted(batch, key=lambda item: item[0].id)
         plain = [work for work, result in batch if result is None]
         with_result = [(work, result) for work, result in batch if result is not None]
-        lanes = [work for work, _ in batch if work.lane is not None]
-        ids: set[UUID] = set()
+        gates = await self._lock_heads(connection, [work for work, _ in batch if work.lane is not None])
+        rows: list[Any] = []
+        if plain:
+            arguments = [work.id for work in plain], sorted({_token(work) for work in plain})
+            rows += await connection.fetch(self._sql["succeed"], self._group, *arguments)
+        if with_result:
+            columns = (
+                [work.id for work, _ in with_result],
+                [_token(work) for work, _ in with_result],
+                [result for _, result in with_result],
+            )
+            rows += await connection.fetch(self._sql["succeed_with_results"], self._group, *columns)
+        ids = frozenset(row["id"] for row in rows)
         promoted = 0
-        async with self._database.transaction() as connection:
-            gates: list[Any] = []
-            if lanes:
-                gates = await connection.fetch(
-                    self._sql["lock_heads"],
-                    self._group,
-                    sorted({work.source for work in lanes}),
-                    sorted({work.lane for work in lanes if work.lane is not None}),
-                    [work.id for work in lanes],
-                )
-            if plain:
-                arguments = [work.id for work in plain], sorted({_token(work) for work in plain})
-                ids |= {
-                    row["id"] for row in await connection.fetch(self._sql["succeed"], self._group, *arguments)
-                }
-            if with_result:
-                columns = (
-                    [work.id for work, _ in with_result],
-                    [_token(work) for work, _ in with_result],
-                    [result for _, result in with_result],
-                )
-                rows = await connection.fetch(self._sql["succeed_with_results"], self._group, *columns)
-                ids |= {row["id"] for row in rows}
-            for gate in gates:
-                if gate["head"] in ids:
-                    promoted += await leave(connection, self._sql, self._group, gate["source"], gate["lane"])
-        return Settled(frozenset(ids), promoted)
+        for gate in gates:
+            if gate["head"] in ids:
+                promoted += await leave(connection, self._sql, self._group, gate["source"], gate["lane"])
+        return Settled(ids, promoted)
+
+    async def _lock_heads(self, connection: Executor, works: Sequence[Work]) -> list[Any]:
+        if not works:
+            return []
+        return await connection.fetch(
+            self._sql["lock_heads"],
+            self._group,
+            sorted({work.source for work in works}),
+            sorted({work.lane for work in works if work.lane is not None}),
+            [work.id for work in works],
+        )
 
     async def settle_in(
         self,
