@@ -1,0 +1,251 @@
+"""The likeliest mistakes end in one line that says what, why and the fix, with the promised exit code."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from tests.fixtures.fix_cli import Ran, Run, towpath_process
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+
+CANARY = "s3cr3t-canary"
+
+
+def refused(ran: Ran, code: int, *words: str) -> None:
+    assert ran.code == code, ran
+    assert ran.out == ""
+    assert ran.err.startswith("towpath: ")
+    assert ran.err.count("\n") == 1, ran.err
+    assert CANARY not in ran.err
+    for word in words:
+        assert word in ran.err
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_no_database_url(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.delenv("TOWPATH_DATABASE_URL")
+
+    refused(towpath("dlq", "list"), 2, "TOWPATH_DATABASE_URL is not set, export for example")
+
+
+def test_a_wrong_database_url(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", f"postgres:/app:{CANARY}@db/x")
+
+    refused(towpath("dlq", "list"), 2, "TOWPATH_DATABASE_URL is not a URL such as postgresql://")
+
+
+@pytest.mark.parametrize("arguments", [("dlq", "list"), ("db", "upgrade"), ("db", "check")], ids=" ".join)
+def test_the_database_is_down(
+    towpath: Run, monkeypatch: pytest.MonkeyPatch, free_port: int, arguments: tuple[str, ...]
+) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", f"postgresql://app:{CANARY}@127.0.0.1:{free_port}/x")
+
+    refused(towpath(*arguments), 4, "is it running where TOWPATH_DATABASE_URL says?")
+
+
+@pytest.mark.parametrize("arguments", [("dlq", "list"), ("db", "upgrade")], ids=" ".join)
+def test_the_database_does_not_exist(
+    towpath: Run, migrated_url: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", f"{migrated_url}_typo")
+
+    refused(towpath(*arguments), 4, "the database does not exist: create it, or correct TOWPATH_DATABASE_URL")
+
+
+def test_a_login_that_is_refused(towpath: Run, migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    wrong = migrated_url.replace("postgres@", f"nobody-here:{CANARY}@")
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", wrong)
+
+    refused(towpath("dlq", "list"), 4, "correct user and password in TOWPATH_DATABASE_URL")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("dlq", "list"), ("tasks", "list"), ("outbox", "status")], ids=" ".join
+)
+def test_the_schema_is_missing(
+    towpath: Run, database_url: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", database_url)
+
+    refused(towpath(*arguments), 1, "the schema towpath is not installed: run towpath db upgrade")
+
+
+async def test_the_schema_is_older_or_newer_than_the_code(db: Db, towpath: Run) -> None:
+    """O2"""
+    for version, fix in (("0", "run towpath db upgrade"), ("99", "install a newer towpath")):
+        await db.execute("update towpath.meta set value = $1 where name = 'schema_version'", version)
+        refused(await asyncio.to_thread(towpath, "dlq", "list"), 1, f"has version {version}, not 1: {fix}")
+
+
+async def test_a_table_was_dropped(db: Db, towpath: Run) -> None:
+    """O2"""
+    await db.execute("drop table towpath.key_gate, towpath.audit; alter table towpath.task drop column owner")
+
+    refused(await asyncio.to_thread(towpath, "tasks", "list"), 1, "a column is missing: run towpath db check")
+
+
+async def test_a_role_lacks_a_grant(
+    db: Db, towpath: Run, migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O2"""
+    await db.execute(
+        """
+        do $$ begin create role poor login; exception when duplicate_object then null; end $$;
+        grant usage on schema towpath to poor; grant select on towpath.meta to poor
+        """
+    )
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", migrated_url.replace("postgres@", "poor@"))
+
+    ran = await asyncio.to_thread(towpath, "dlq", "list")
+
+    refused(ran, 1, "the role lacks a grant: towpath db roles prints the statements", "dead_letter")
+
+
+def test_an_unknown_setting(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_RELAY__POLL_MAXX", CANARY)
+
+    refused(towpath("config", "show"), 2, "did you mean TOWPATH_RELAY__POLL_MAX?")
+
+
+def test_a_bad_value_of_a_setting(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_RELAY__LEASE", "30")
+
+    refused(towpath("relay", "run"), 2, "TOWPATH_RELAY__LEASE cannot read '30' as a duration")
+
+
+@pytest.mark.parametrize("scheme", ["kafka", "amqp"])
+def test_the_broker_is_down(
+    towpath: Run, monkeypatch: pytest.MonkeyPatch, free_port: int, scheme: str
+) -> None:
+    """O2"""
+    user = "" if scheme == "kafka" else f"app:{CANARY}@"
+    monkeypatch.setenv("TOWPATH_BROKER_URL", f"{scheme}://{user}127.0.0.1:{free_port}/")
+
+    refused(
+        towpath("broker", "check", "--address", "orders"),
+        4,
+        "is the broker running where TOWPATH_BROKER_URL says?",
+    )
+
+
+def test_a_broker_option_that_the_client_does_not_know(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_BROKER_OPTIONS", '{"compresion_type": "lz4"}')
+
+    ran = towpath("broker", "check", "--address", "orders")
+
+    refused(ran, ran.code, "compresion_type")
+    assert ran.code in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere.to.be.found:app", "cannot import"),
+        ("json:loads", "is not a towpath App"),
+        ("json:missing", "is not a towpath App"),
+        ("json", "module:attribute"),
+    ],
+)
+def test_an_app_that_cannot_be_found(towpath: Run, target: str, words: str) -> None:
+    """O2"""
+    for arguments in (("worker", "validate", target), ("worker", "run", target)):
+        ran = towpath(*arguments)
+        refused(ran, ran.code, words)
+        assert ran.code in (1, 2)
+
+
+def test_an_app_without_handlers_is_said_no_to(
+    towpath: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O2"""
+    (tmp_path / "hollow_group.py").write_text('from towpath import App\napp = App("hollow")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+
+    ran = towpath("worker", "validate", "hollow_group:app")
+
+    assert (ran.code, ran.out, ran.err) == (3, "group 'hollow' has no handlers\n", "")
+
+
+def test_a_mistyped_command_and_option(towpath: Run) -> None:
+    """O2"""
+    refused(towpath("dlq", "replai"), 2, "No such command 'replai'", "see towpath dlq --help")
+    refused(towpath("dlq", "list", "--grup", "x"), 2, "No such option", "see towpath dlq list --help")
+    refused(towpath("dlq", "show"), 2, "Missing argument")
+
+
+def test_the_extra_is_not_installed(migrated_url: str, tmp_path: Path) -> None:
+    """O2"""
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
+
+    ran = towpath_process(migrated_url, "version", environment={"PYTHONPATH": str(tmp_path)})
+
+    refused(ran, 2, 'pip install "towpath[cli]"')
+
+
+def test_a_bug_shows_its_traceback_only_on_request(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O1"""
+    from towpath.cli import session
+
+    def broken() -> None:
+        raise ZeroDivisionError(f"password={CANARY}")
+
+    monkeypatch.setattr(session.settings, "load", broken)
+
+    refused(towpath("dlq", "list"), 1, "failed: ZeroDivisionError", "-vv")
+    assert "Traceback" in towpath("-vv", "dlq", "list").err
+
+
+def test_the_other_end_of_a_pipe_may_close(migrated_url: str) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        f"{sys.executable} -m towpath.cli config show | head -c 1",
+        shell=True,
+        env={"TOWPATH_DATABASE_URL": migrated_url, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_db_commands_tell_where_the_schema_stands(
+    towpath: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", database_url)
+
+    assert towpath("db", "current") == Ran(3, "not installed, newest is 0001\n", "")
+    assert towpath("db", "check").code == 3
+    assert towpath("db", "upgrade") == Ran(0, "the schema is at revision 0001\n", "")
+    assert towpath("db", "upgrade") == Ran(0, "the schema is at revision 0001\n", "")
+    assert towpath("db", "current") == Ran(0, "0001, newest is 0001\n", "")
+    assert towpath("db", "check") == Ran(0, "the schema is as the migrations make it\n", "")
+
+
+def test_version(towpath: Run) -> None:
+    from importlib.metadata import version
+
+    assert towpath("version") == Ran(0, f"{version('towpath')}\n", "")
