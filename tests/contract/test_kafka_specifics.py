@@ -13,7 +13,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from tests.contract.rigs import KAFKA_OPTIONS, Listener, Rig, eventually, numbers, receive, receive_rest
 from towpath.brokers.factory import broker_from_url
-from towpath.brokers.kafka import session as session_module
+from towpath.brokers.kafka import watchdog as watchdog_module
 from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
 from towpath.brokers.ports import OutboundMessage, PublishResult, Subscriber, Subscription
@@ -229,8 +229,8 @@ async def test_a_consumer_that_stopped_fetching_is_replaced(
     kafka_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S6: the library's fetcher is stopped behind its back."""
-    monkeypatch.setattr(session_module, "_STALL_SECONDS", 3.0)
-    monkeypatch.setattr(session_module, "_ALIVE_SECONDS", 2.0)
+    monkeypatch.setattr(watchdog_module, "_STALL_SECONDS", 3.0)
+    monkeypatch.setattr(watchdog_module, "_ALIVE_SECONDS", 2.0)
     subscriber = _opened(await kafka_rig.subscribe())
     session = subscriber._session
     assert session is not None

@@ -16,8 +16,9 @@ from aiokafka.structs import OffsetAndMetadata
 from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, partition_name
 from towpath.brokers.kafka.config import KafkaConfig
-from towpath.brokers.kafka.connection import bury_consumer, connection_error, leave_group, reset_consumer
+from towpath.brokers.kafka.connection import bury_consumer, connection_error, leave_group
 from towpath.brokers.kafka.errors import describe, translate
+from towpath.brokers.kafka.watchdog import Watchdog
 from towpath.brokers.ports import RevocationListener, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from towpath.telemetry.logging import event_logger
@@ -39,9 +40,6 @@ _POLL_RECORDS: Final = 500
 _COMMIT_SECONDS: Final = 5.0
 _LEAVE_SECONDS: Final = 2.0
 _DRAIN_SHARE: Final = 0.6
-_PROBE_SECONDS: Final = 3.0
-_ALIVE_SECONDS: Final = 6.0
-_STALL_SECONDS: Final = 60.0
 
 
 class ConsumerSession:
@@ -63,9 +61,12 @@ class ConsumerSession:
         self._consumer: AIOKafkaConsumer | None = None
         self._commit_lock = asyncio.Lock()
         self._is_closing = False
-        self._joined_at: float | None = None
-        self._opened_at = time.monotonic()
-        self._answered_at = 0.0
+        self._watchdog = Watchdog(
+            assignments,
+            intake,
+            silence_seconds=config.request_timeout_seconds,
+            join_seconds=config.rebalance_timeout_seconds,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +76,7 @@ class ConsumerSession:
     @property
     def is_alive(self) -> bool:
         """Whether the group was joined and the broker answered within the last seconds."""
-        return self._joined_at is not None and time.monotonic() - self._answered_at < _ALIVE_SECONDS
+        return self._watchdog.is_alive
 
     async def open(self) -> None:
         """Connect, check the topics, begin to join. Raises BrokerUnavailable or ConfigurationError."""
@@ -102,7 +103,7 @@ class ConsumerSession:
                 f"Kafka topic {missing[0]!r} does not exist or may not be seen: "
                 "create it (towpath broker apply)"
             )
-        self._opened_at = self._answered_at = time.monotonic()
+        self._watchdog.answered()
         consumer.subscribe(list(self._subscription.addresses), listener=_Rebalance(self))
 
     async def poll(self, closing: asyncio.Event) -> None:
@@ -110,10 +111,11 @@ class ConsumerSession:
         consumer = self._consumer
         if consumer is None:
             raise BrokerUnavailable("Kafka: the consumer is not open")
+        addresses = self._subscription.addresses
         tasks = [
             asyncio.create_task(self._poll(consumer, closing), name="kafka-poll"),
             asyncio.create_task(self._commit_regularly(), name="kafka-commit"),
-            asyncio.create_task(self._watch(consumer), name="kafka-watch"),
+            asyncio.create_task(self._watchdog.watch(consumer, addresses), name="kafka-watch"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +169,7 @@ class ConsumerSession:
                 marks = {each: OffsetAndMetadata(offset, "") for each, offset in offsets.items()}
                 await consumer.commit(marks)
                 self._assignments.committed(offsets)
-                self._answered_at = time.monotonic()
+                self._watchdog.answered()
         except _CLIENT_ERRORS as error:
             ours = translate(error)
             _log.info("broker.commit_failed", group=self._subscription.group, error=describe(error))
@@ -183,58 +185,6 @@ class ConsumerSession:
                     consumer.seek(topic_partition, offset)
             except kafka.IllegalStateError:  # revoked meanwhile: not committed, so its next owner reads it
                 continue
-
-    async def _watch(self, consumer: AIOKafkaConsumer) -> None:
-        """Find out whether the broker still answers; raise when the consumer no longer makes progress."""
-        reset_at = 0.0
-        while True:
-            await asyncio.sleep(1.0)
-            now = time.monotonic()
-            self._raise_if_topic_vanished(consumer)
-            fetched_at = self._last_fetch_at(consumer)
-            self._answered_at = max(self._answered_at, fetched_at)
-            if now - self._answered_at < _ALIVE_SECONDS / 2:
-                continue
-            try:
-                async with asyncio.timeout(_PROBE_SECONDS):
-                    await consumer.topics()
-            except _CLIENT_ERRORS:
-                # Away: the library reconnects by itself, and `is_alive` tells meanwhile. After a long
-                # while begin anew, which also finds out about credentials refused since.
-                if time.monotonic() - self._answered_at > _STALL_SECONDS:
-                    raise BrokerUnavailable("Kafka: the broker does not answer") from None
-                if time.monotonic() - max(self._answered_at, reset_at) > self._config.request_timeout_seconds:
-                    reset_consumer(consumer)
-                    reset_at = time.monotonic()
-                continue
-            self._answered_at = time.monotonic()
-            self._raise_if_stalled(max(fetched_at, self._joined_at or 0.0))
-
-    def _raise_if_topic_vanished(self, consumer: AIOKafkaConsumer) -> None:
-        """A deleted topic leaves the member without partitions, and made again it would not be noticed."""
-        for address in self._subscription.addresses if self._joined_at is not None else ():
-            if not consumer.partitions_for_topic(address):
-                raise TopologyError(f"Kafka topic {address!r} was deleted: create it (towpath broker apply)")
-
-    def _last_fetch_at(self, consumer: AIOKafkaConsumer) -> float:
-        """When the broker last answered a fetch, on the monotonic clock; 0 when it never did."""
-        assigned = consumer.assignment()
-        stamps = [
-            consumer.last_poll_timestamp(each) for each in self._assignments.partitions if each in assigned
-        ]
-        known = [stamp for stamp in stamps if stamp is not None]
-        if not known:
-            return 0.0
-        age = max(0.0, time.time() - float(max(known)) / 1000)
-        return time.monotonic() - age
-
-    def _raise_if_stalled(self, progress_at: float) -> None:
-        now = time.monotonic()
-        if self._joined_at is None:
-            if now - self._opened_at > 3 * self._config.rebalance_timeout_seconds:
-                raise BrokerUnavailable("Kafka: the group could not be joined, starting anew")
-        elif self._assignments.partitions and not self._intake.is_full and now - progress_at > _STALL_SECONDS:
-            raise BrokerUnavailable("Kafka: the consumer stopped fetching, starting anew")
 
     async def revoking(self) -> None:
         """Drain within its share of the rebalance timeout, commit, hold nothing."""
@@ -253,14 +203,13 @@ class ConsumerSession:
                 await self.commit(timeout_seconds=budget)
             finally:
                 self._assignments.clear()
-                self._joined_at = None
-                self._opened_at = time.monotonic()
+                self._watchdog.left()
                 if names:
                     _log.info(
                         "broker.partitions_revoked",
                         group=self._subscription.group,
                         partitions=sorted(names),
-                        seconds=round(self._opened_at - started_at, 3),
+                        seconds=round(time.monotonic() - started_at, 3),
                     )
 
     def assigned(self, topic_partitions: set[TopicPartition]) -> None:
@@ -268,7 +217,7 @@ class ConsumerSession:
         self._assignments.assign(topic_partitions)
         names = sorted(partition_name(each) for each in topic_partitions)
         _log.info("broker.partitions_assigned", group=self._subscription.group, partitions=names)
-        self._joined_at = self._answered_at = time.monotonic()
+        self._watchdog.joined()
 
     async def close(self) -> None:
         """Commit, leave, close; bounded, never raises for a dead broker."""
@@ -299,7 +248,7 @@ class ConsumerSession:
     async def abandon(self) -> None:
         """Throw the consumer away without committing or leaving; bounded."""
         consumer, self._consumer = self._consumer, None
-        self._joined_at = None
+        self._watchdog.left()
         self._assignments.clear()
         if consumer is not None:
             await bury_consumer(consumer)
