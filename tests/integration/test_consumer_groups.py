@@ -149,10 +149,10 @@ async def test_an_outage_kills_and_a_replay_heals_within_one_trace(
     running: Running, spans: InMemorySpanExporter
 ) -> None:
     """O4, X3"""
-    await running.db.execute("insert into provider_status (provider, is_up) values ('tool:warehouse', false)")
+    await running.db.execute("insert into provider_status (provider, is_up) values ('search:archive', false)")
     with trace.get_tracer("shop").start_as_current_span("checkout") as business:
         (message_id,) = await running.submit(
-            ToolCall(agent_id="b", step=1, tool="warehouse", argument=f"password={CANARY}")
+            Retrieval(agent_id="b", step=1, collection="archive", query=f"password={CANARY}")
         )
     trace_id = trace.format_trace_id(business.get_span_context().trace_id)
     assert await running.states([message_id]) == ["DEAD"]
@@ -163,12 +163,12 @@ async def test_an_outage_kills_and_a_replay_heals_within_one_trace(
 
     await running.db.execute("update provider_status set is_up = true")
     plan = await make_plan(running.db, Filter(groups=("agents",)))
-    _, counts = await carry_out(running.db, plan, actor="ann", reason="the warehouse is back")
+    _, counts = await carry_out(running.db, plan, actor="ann", reason="the archive is back")
     assert counts.done == 1
     assert await running.states([message_id]) == ["SUCCEEDED"]
     assert await running.db.fetchval("select count(*) from agent_effect") == 1
 
-    attempts = agents.retry.attempts
+    attempts = agents.handlers["agent.retrieval"].retry.attempts
     await until(lambda: _async(_process_count(spans, message_id) == attempts + 1))
     copy_sent = f"send {dead_letter_address('agents', 'tasks.agents')}"
     await until(lambda: _async(copy_sent in {span.name for span in spans.get_finished_spans()}))
