@@ -1,0 +1,72 @@
+"""docs/operations.md: every console block shows what the commands print."""
+
+import asyncio
+import re
+import shlex
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.docs.pages import blocks
+from tests.fixtures.fix_cli import Run
+from tests.fixtures.graveyard import bury
+from towpath.cli.exits import FAILED, USAGE
+
+PAGE = "docs/operations.md"
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Each command of a console block and what is shown below it."""
+    parts = text.split("$ ")[1:]
+    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+
+
+async def something_happened(url: str) -> None:
+    """Messages that no relay publishes, and messages that died."""
+    db: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    for key in ("o-1", "o-1", "o-1"):
+        await db.execute("select towpath.emit('orders', 'order.placed', '{}', $1)", key)
+    await bury(db, ["o-1", "o-1", "o-2"])
+    await bury(
+        db,
+        ["p-9"],
+        group="shipping",
+        type_="parcel.sent",
+        stage="decode",
+        reason="not_json",
+        message="unexpected byte at 0",
+        fingerprint="91d0f7b2a6c3e845",
+    )
+    await db.close()
+
+
+def test_the_page_shows_what_the_commands_print(
+    towpath: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", database_url)
+    has_happened = False
+    for block in blocks(PAGE):
+        if block.language != "console":
+            continue
+        for line, shown in commands(block.text):
+            if not has_happened and "outbox" in line:
+                asyncio.run(something_happened(database_url))
+                has_happened = True
+            ran = towpath(*shlex.split(line)[1:])
+            assert ran.code not in (FAILED, USAGE), ran.err
+            assert is_as_shown(shown, ran.out), (
+                f"{PAGE}:{block.line} {line}\nprinted\n{ran.out}\nand shows\n{shown}"
+            )
+    assert has_happened
+
+
+def is_as_shown(shown: str, printed: str) -> bool:
+    """Like `pages.matches`; a line `…` alone stands for any number of lines."""
+
+    def pattern(line: str) -> str:
+        return re.escape(" ".join(line.split())).replace("\\ ", r"\s+").replace("…", ".*")
+
+    lines = [line.strip() for line in shown.strip().splitlines()]
+    whole = r"\n".join(r"(?:.*\n)*?.*" if line == "…" else pattern(line) for line in lines)
+    return re.fullmatch(whole, "\n".join(line.strip() for line in printed.strip().splitlines())) is not None
