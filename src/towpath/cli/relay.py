@@ -10,6 +10,6 @@ app = typer.Typer(name="relay", help="Publish the outbox to the broker.", no_arg
 @app.command()
 def run() -> None:
     """Run a relay until SIGTERM or Ctrl-C. Settings: TOWPATH_RELAY__…"""
-    from towpath.relay import service  # noqa: PLC0415  the engine is heavy
+    from towpath.relay.service import run as run_relay  # noqa: PLC0415  the engine is heavy
 
-    service.run(settings.load())
+    run_relay(settings.load())
