@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from yarl import URL
-
 from towpath.brokers.security import TLS_OPTIONS, parse_broker_url, refuse_plaintext_password, tls_context
 from towpath.errors import ConfigurationError
 
@@ -43,7 +41,9 @@ def _number(options: Mapping[str, object], name: str, default: int, *, least: in
 class RabbitConfig:
     """Everything the adapter needs."""
 
-    url: URL = field(repr=False)
+    url: str = field(repr=False)
+    heartbeat_seconds: int
+    connection_name: str
     ssl_context: ssl.SSLContext | None
     connect_timeout_seconds: float
     max_message_bytes: int
@@ -67,10 +67,10 @@ class RabbitConfig:
             refuse_plaintext_password(parsed.hosts, allow_plaintext=is_allowed)
         if not is_secure and any(name in options for name in TLS_OPTIONS):
             raise ConfigurationError("TLS options are given for an amqp:// URL: use amqps://")
-        heartbeat = _number(options, "heartbeat_seconds", 10)
-        name = str(options.get("connection_name", "towpath"))
         return cls(
-            url=URL(url).update_query(heartbeat=heartbeat, name=name),
+            url=url,
+            heartbeat_seconds=_number(options, "heartbeat_seconds", 10),
+            connection_name=str(options.get("connection_name", "towpath")),
             ssl_context=tls_context(options) if is_secure else None,
             connect_timeout_seconds=_number(options, "connect_timeout_ms", 10_000) / 1000,
             max_message_bytes=_number(options, "max_message_bytes", _DEFAULT_MAX_MESSAGE_BYTES),

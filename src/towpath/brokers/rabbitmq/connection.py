@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import aio_pika
 import aiormq
+from aio_pika.connection import make_url
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
-from yarl import URL
 
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, is_cancelled_from_outside, translate
@@ -25,7 +25,7 @@ class _Transport(TransportFactory):
 
     writer: asyncio.StreamWriter | None = None
 
-    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def create(self, url: Any, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         factory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
         reader, self.writer = await factory.create(url, **kwargs)
         return reader, self.writer
@@ -43,7 +43,8 @@ class Link:
     async def open(cls, config: RabbitConfig) -> "Link":
         """Connect. Raises BrokerUnavailable or ConfigurationError."""
         transport = _Transport()
-        connection = aio_pika.Connection(config.url, ssl_context=config.ssl_context)
+        url = make_url(config.url, heartbeat=config.heartbeat_seconds, name=config.connection_name)
+        connection = aio_pika.Connection(url, ssl_context=config.ssl_context)
         connection.kwargs["transport_factory"] = transport
         link = cls(connection, transport)
         try:

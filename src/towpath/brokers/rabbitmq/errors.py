@@ -6,7 +6,6 @@ from typing import Final
 
 from aio_pika import exceptions as pika
 from aiormq import exceptions as amqp
-from pamqp import exceptions as frames
 
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused, TopologyError, TowpathError
 
@@ -14,7 +13,6 @@ CLIENT_ERRORS: Final = (
     *pika.CONNECTION_EXCEPTIONS,
     amqp.AMQPError,
     amqp.ChannelInvalidStateError,
-    frames.PAMQPException,
     TimeoutError,
     OSError,
     EOFError,

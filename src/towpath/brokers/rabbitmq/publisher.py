@@ -51,7 +51,12 @@ class RabbitPublisher:
     async def start(self) -> None:
         """Connect. Raises BrokerUnavailable or ConfigurationError."""
         try:
-            await self._open_channel()
+            async with asyncio.timeout(self._config.connect_timeout_seconds):
+                await self._open_channel()
+        except asyncio.CancelledError as error:
+            if is_cancelled_from_outside():
+                raise
+            raise BrokerUnavailable("RabbitMQ: the connection broke while it was opened") from error
         except CLIENT_ERRORS as error:
             raise translate(error) from error
 
@@ -67,6 +72,11 @@ class RabbitPublisher:
             result.configuration = error
         except BrokerUnavailable as error:
             result.unavailable = error
+        except asyncio.CancelledError:
+            if is_cancelled_from_outside():
+                self._abandon()
+                raise
+            result.unavailable = BrokerUnavailable("RabbitMQ: the connection broke")
         except BaseException:
             self._abandon()
             raise
