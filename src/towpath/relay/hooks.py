@@ -98,9 +98,11 @@ class RelayHooks:
         """Publishing again."""
         log.info("relay.broker_recovered", relay=self._relay, seconds=round(seconds, 3))
 
-    def put_aside(self, message: OutboundMessage, kind: str, refusal: MessageRefused, attempts: int) -> None:
+    def put_aside(
+        self, message: OutboundMessage, refusal: MessageRefused, attempts: int, *, is_buried: bool
+    ) -> None:
         """A message is not published: it is in the catalog, or skipped where it has no business there."""
-        if kind == "event":
+        if is_buried:
             self._telemetry.add(names.DEAD_LETTERS, 1, stage="publish", reason=refusal.reason)
         log.error(
             "relay.message_refused",

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Final
 
 from towpath.errors import MessageRefused
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter, entry_of
 from towpath.relay.link import link_errors
 from towpath.relay.progress import Batch, Shards, progress_before
-from towpath.relay.publish import Verdicts
-from towpath.store.outbox import ID, KIND, SHARD, Server
+from towpath.relay.publish import Verdicts, is_copy, is_pointer
+from towpath.store.outbox import ID, SHARD, Server
 from towpath.store.unpublished import Unpublished
-
-_BURIED: Final = "event"
-_NOTED: Final = "copy"
 
 
 class Poison:
     """Puts given-up messages aside.
 
-    An event goes to the dead-letter catalog. A dead letter's copy is noted on its row: it never
-    becomes a dead letter itself. A submitted task's message is only skipped: its row is still
-    there, and the reaper runs it.
+    A message with a body goes to the dead-letter catalog. A dead letter's copy is noted on its row:
+    it never becomes a dead letter itself. The message of a submitted task, which has no body, is
+    only skipped: its row is still there, and the reaper runs it.
     """
 
     def __init__(self, journal: JournalWriter, store: Unpublished, shards: Shards, hooks: RelayHooks) -> None:
@@ -46,7 +42,9 @@ class Poison:
             if await self._put_aside_in_shard(batch, number, given_up, verdicts.left.get(number), server):
                 for index, refusal, tries in given_up:
                     self.count += 1
-                    self._hooks.put_aside(batch.messages[index], batch.rows[index][KIND], refusal, tries)
+                    row, message = batch.rows[index], batch.messages[index]
+                    is_buried = not is_copy(row) and not is_pointer(row)
+                    self._hooks.put_aside(message, refusal, tries, is_buried=is_buried)
 
     async def _put_aside_in_shard(
         self,
@@ -71,10 +69,10 @@ class Poison:
                 if appended.seq is not None:
                     for index, refusal, tries in given_up:
                         row, message = batch.rows[index], batch.messages[index]
-                        if row[KIND] == _BURIED:
-                            await self._store.bury(connection, row, message, refusal, tries)
-                        elif row[KIND] == _NOTED:
+                        if is_copy(row):
                             await self._store.mark_copy(connection, row, refusal)
+                        elif not is_pointer(row):
+                            await self._store.bury(connection, row, message, refusal, tries)
             except BaseException:
                 self._journal.drop_connection()  # rolls back, whatever state the connection is in
                 raise

@@ -12,7 +12,7 @@ from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.options import RelayOptions
 from towpath.relay.progress import Batch, Shards
-from towpath.store.outbox import ID, KIND, SHARD, Row
+from towpath.store.outbox import ID, KIND, PAYLOAD, SHARD, Row
 
 _HOPELESS: Final = frozenset({"too_large", "malformed_header"})
 """Reasons that no further try can change."""
@@ -33,6 +33,11 @@ class Verdicts:
 def is_copy(row: Row) -> bool:
     """Whether the row is a dead letter's copy for the broker."""
     return bool(row[KIND] == "copy")
+
+
+def is_pointer(row: Row) -> bool:
+    """Whether the row is a submitted task's message, whose body is in the task's own row."""
+    return bool(row[KIND] == "task" and row[PAYLOAD] is None)
 
 
 def judge(batch: Batch, result: PublishResult, shards: Shards, attempts: int) -> Verdicts:

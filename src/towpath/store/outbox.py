@@ -27,6 +27,7 @@ KIND: Final = 3
 DESTINATION: Final = 4
 CONTENT_TYPE: Final = 7
 HEADERS: Final = 8
+PAYLOAD: Final = 9
 CREATED_AT: Final = 10
 
 _KEY: Final = struct.Struct("!QQ")

@@ -33,7 +33,8 @@ class Unpublished:
     ) -> None:
         """Put an outbox row into the catalog of no group with all that sending it again needs.
 
-        Its headers are the stored ones; `origin` tells destination, outbox id and shard.
+        Its source is the destination and its headers are the stored ones; `origin` tells the
+        address, the outbox id and the shard.
         """
         trace = next((value for name, value in message.headers if name == TRACEPARENT), None)
         await connection.execute(
@@ -41,13 +42,13 @@ class Unpublished:
             message.message_id,
             message.type,
             row[KIND],
-            message.address,
+            row[DESTINATION],
             message.key,
             message.sequence,
             message.payload,
             row[CONTENT_TYPE],
             row[HEADERS] or "[]",
-            json.dumps({"destination": row[DESTINATION], "outbox_id": message.sequence, "shard": row[SHARD]}),
+            json.dumps({"address": message.address, "outbox_id": message.sequence, "shard": row[SHARD]}),
             redact(refusal.reason, limit=100),
             class_name(refusal),
             describe(refusal),
