@@ -96,7 +96,7 @@ async def test_one_unpublishable_message_among_ten_thousand_reaches_the_catalog(
     assert row["payload"] == poison
     assert row["type"] == "order.placed"
     assert row["source"] == "orders"
-    assert json.loads(row["origin"])["destination"] == "orders"
+    assert json.loads(row["origin"])["address"] == "orders"
     assert await pending(db) == 0
 
 
@@ -154,6 +154,19 @@ async def test_a_submitted_tasks_message_is_skipped_and_never_in_the_catalog(
         await eventually(lambda: broker.payloads == [b"after"])
     assert await db.fetch(CATALOG) == []
     assert await pending(db) == 0
+
+
+async def test_a_sent_tasks_message_has_a_body_and_is_in_the_catalog(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """R8: no row here would run it; without the catalog it were lost."""
+    broker = RecordingBroker()
+    broker.refuse = refusing(b"body", "unroutable")
+    await emit(db, "k", b"body", kind="task", destination="tasks.elsewhere")
+    async with relaying(migrated_url, broker) as relay:
+        await eventually(lambda: relay.status().put_aside_count == 1)
+    (row,) = await db.fetch(CATALOG)
+    assert (row["kind"], row["payload"], row["source"]) == ("task", b"body", "tasks.elsewhere")
 
 
 async def test_a_copy_that_cannot_be_published_is_noted_on_its_dead_letter(
@@ -339,13 +352,13 @@ async def test_killed_connections_are_replaced_and_memory_reloaded(
     await prepare(db)
     committed: list[tuple[str, int]] = []
     broker = RecordingBroker()
-    until = time.monotonic() + 4
+    until = time.monotonic() + 5
     async with relaying(migrated_url, broker) as relay, asyncio.TaskGroup() as tasks:
         await eventually(lambda: len(relay.status().shards) == 16)
         for number in range(4):
             tasks.create_task(race(migrated_url, committed, writer=number, until=until))
-        for session in ("reader", "journal", "leases", "reader", "journal"):
-            await asyncio.sleep(0.5)
+        for session in ("reader", "journal", "leases") * 6:
+            await asyncio.sleep(0.25)
             await db.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and application_name = $1",

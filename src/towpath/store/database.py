@@ -41,7 +41,8 @@ def is_unavailable(error: BaseException) -> bool:
     if isinstance(error, asyncpg.InterfaceError):
         text = str(error)
         return "closed" in text or "connection" in text
-    return False
+    # The driver's own state machine, confused by a connection that broke at a bad moment.
+    return isinstance(error, asyncpg.InternalClientError)
 
 
 @contextmanager
