@@ -136,7 +136,7 @@ class Tour:
             f"""
   In another shell, first:  . {self._installation.write_exports()}
     {directory}/towpath tasks list --group agents --limit 10
-    {directory}/towpath outbox status
+    {directory}/towpath dlq list --state all
     {directory}/python -m examples.demo.producing --seed 2
 """,
             flush=True,
@@ -165,7 +165,8 @@ def _run(options: argparse.Namespace, console: Console) -> bool:
             tour.invite()
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    signal.pause()
+                    installation.check_alive()
+                    time.sleep(1)
         tour.say("stopping everything")
     return is_kept
 
@@ -176,13 +177,13 @@ def main() -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        default=bool(os.environ.get("KEEP")),
+        default=os.environ.get("KEEP", "") not in ("", "0"),
         help="leave it running until Ctrl-C",
     )
     parser.add_argument("--plant", choices=DEFECTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, soft_wrap=False)
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         sys.exit(0 if _run(options, console) else 1)
     except KeyboardInterrupt:

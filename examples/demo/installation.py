@@ -116,7 +116,8 @@ class Installation:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "OTEL_"))
         }
-        return {**kept, **self.settings(), "PYTHONPATH": str(ROOT), **extra}
+        path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+        return {**kept, **self.settings(), "PYTHONPATH": path, **extra}
 
     def prepare(self) -> int:
         """Migrate, create business tables and topics, let the providers fail; the number of topics."""

@@ -117,12 +117,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         logs = _address(demo.printed, "logs")
         made = promises.read(Path(logs).with_name("promises.json"))
         yield Finished(_address(demo.printed, "Postgres"), made, demo.printed)
+        assert "committed 500 messages" in _try(demo.printed, "producing")
         demo.interrupt()
         assert demo.exit_code() == 0, demo.printed
         assert demo.survivors() == []
         assert not Path(logs).parent.exists()
     finally:
         demo.kill()
+
+
+def _try(printed: str, command: str) -> str:
+    """Do as the demo says: read its settings into a shell, then run the command that has these words."""
+    (settings,) = re.findall(r"first:\s+(\. \S+)$", printed, re.MULTILINE)
+    (line,) = [line.strip() for line in printed.partition("first:")[2].splitlines() if command in line]
+    done = subprocess.run(
+        ["bash", "-ec", f"{settings}\n{line}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _address(printed: str, name: str) -> str:
@@ -135,6 +152,11 @@ def test_the_demo_prints_the_verdict_that_the_readme_shows(finished: Finished) -
     (shown,) = [block.text for block in blocks("README.md") if block.text.startswith("ok  ")]
     printed = [line for line in finished.printed.splitlines() if line.lstrip().startswith(("ok  ", "NO  "))]
     assert matches(shown, "\n".join(printed)), printed
+
+
+@pytest.mark.parametrize(("command", "shows"), [("tasks list", "SUCCEEDED"), ("dlq list", "http_503")])
+def test_the_commands_it_offers_work_in_another_shell(finished: Finished, command: str, shows: str) -> None:
+    assert shows in _try(finished.printed, command)
 
 
 async def test_the_demo_commits_what_it_says_and_passes_its_own_check(finished: Finished) -> None:
