@@ -79,6 +79,7 @@ def _run(console: Console, environment: Mapping[str, str], *arguments: str) -> N
         [str(_CLI), *arguments],
         env=environment,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
         timeout=_CLI_SECONDS,
