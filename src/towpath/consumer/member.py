@@ -17,6 +17,7 @@ from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
 from towpath.consumer.running import Runner
 from towpath.consumer.settling import GroupCommit
+from towpath.consumer.suspects import Suspects
 from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, due_limit, wake_after
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
@@ -68,6 +69,7 @@ class Member:
             on_progress=on_progress,
         )
         watch = StoreWatch(app.name)
+        suspects = Suspects(settings.concurrency, settings.max_deliveries)
         wake = asyncio.Event()
         self._group_commit = GroupCommit(settles, wake.set)
         executor = Executor(app, database, settles, doubts, outbox, resources, self._membership.report)
@@ -92,6 +94,7 @@ class Member:
             runner=runner,
             roster=self._roster,
             watch=watch,
+            suspects=suspects,
             telemetry=telemetry,
             on_progress=on_progress,
         )
@@ -101,6 +104,7 @@ class Member:
             runner=runner,
             roster=self._roster,
             watch=watch,
+            suspects=suspects,
             wake=wake,
             on_progress=on_progress,
         )

@@ -16,6 +16,7 @@ from towpath.consumer.intake import Undecodable, read
 from towpath.consumer.lanes import Lanes, Received
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
+from towpath.consumer.suspects import Suspects
 from towpath.consumer.upkeep import StoreWatch
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError, StoreUnavailable
@@ -57,6 +58,7 @@ class Pump:
         runner: Runner,
         roster: Roster,
         watch: StoreWatch,
+        suspects: Suspects,
         telemetry: Telemetry,
         on_progress: Callable[[str], None],
     ) -> None:
@@ -68,6 +70,9 @@ class Pump:
         self._runner = runner
         self._roster = roster
         self._watch = watch
+        self._suspects = suspects
+        self._suspected: list[tuple[Received, int]] = []
+        """Heads whose worker died, with the number of starts the next one is."""
         self._telemetry = telemetry
         self._on_progress = on_progress
         self._lanes = Lanes()
@@ -76,6 +81,11 @@ class Pump:
     def release(self, which: Callable[[Received], bool] = lambda _: True) -> None:
         """Give queued messages back to the broker."""
         queued = self._lanes.remove(which)
+        leaving = [received for received, _ in self._suspected if which(received)]
+        self._suspected = [suspect for suspect in self._suspected if suspect[0] not in leaving]
+        for received in leaving:
+            self._lanes.finish(received)
+        queued += leaving
         self._subscriber.release([received.delivery for received in queued])
 
     async def receive_loop(self) -> None:
@@ -107,8 +117,10 @@ class Pump:
             self._on_progress("claim")
             now = time.monotonic()
             held_until = self._lanes.release_due(now)
+            await self._start_suspects()
             free = self._settings.concurrency + self._app.batch_room - self._roster.broker_count
-            heads = self._lanes.take(min(free, self._settings.claim_batch)) if free > 0 else []
+            is_free = free > 0 and not self._suspects.wants_quiet
+            heads = self._lanes.take(min(free, self._settings.claim_batch)) if is_free else []
             if heads:
                 await self._start(heads)
             else:
@@ -170,20 +182,46 @@ class Pump:
         if not lost:
             return
         try:
-            standings = await self._claims.standings([work.id for work in lost])
+            findings = await self._claims.findings([work.id for work in lost])
         except StoreUnavailable as error:
             self._watch.failed(error)
             for work in lost:
                 self._hold(by_id[work.id], _OUTAGE_SECONDS)
             return
         for work in lost:
-            received = by_id[work.id]
-            if self._is_of_another_database(work, standings[work.id]):
+            received, finding = by_id[work.id], findings[work.id]
+            if self._is_of_another_database(work, finding.standing):
                 self._spawn_burial(received, DecodeError("wrong_database", _WRONG_DATABASE))
-            elif self._runner.may_acknowledge(work, standings[work.id]):
+            elif self._runner.may_acknowledge(work, finding.standing):
                 self._finish(received)
+            elif finding.standing is Standing.ABANDONED:
+                self._suspected.append((received, finding.deliveries + 1))
+                self._wake.set()
             else:
                 self._hold(received, _BUSY_SECONDS)
+
+    async def _start_suspects(self) -> None:
+        """Take over what dead workers left, as many at once as is safe for their neighbours."""
+        for suspect in list(self._suspected):
+            received, start = suspect
+            if not self._subscriber.is_current(received.delivery):
+                self._suspected.remove(suspect)
+                self._lanes.finish(received)
+            elif self._suspects.may_start(start, self._roster.count):
+                self._suspected.remove(suspect)
+                await self._take_over(received)
+
+    async def _take_over(self, received: Received) -> None:
+        work = received.work
+        try:
+            claimed = await self._claims.claim([work], takes_over=True)
+        except StoreUnavailable as error:
+            self._watch.failed(error)
+            self._hold(received, _OUTAGE_SECONDS)
+            return
+        self._dispatch(claimed, {work.id: received})
+        if claimed.lost:
+            self._hold(received, _BUSY_SECONDS)
 
     def _is_of_another_database(self, work: Work, standing: Standing) -> bool:
         """A task whose body is in a row that this database never had."""
@@ -199,7 +237,13 @@ class Pump:
             self._hold(received, _BUSY_SECONDS)
 
     def _spawn(self, received: Received, run: Coroutine[Any, Any, None]) -> None:
+        start = received.work.deliveries
+        if start > 1:
+            self._suspects.started(start)
+
         def on_done() -> None:
+            if start > 1:
+                self._suspects.ended(start)
             self._lanes.make_way(received)  # it was handed back, and may come again
             self._wake.set()
 

@@ -32,6 +32,11 @@ class Roster:
         """Ends with the error of a run that no outcome covers: a bug, which ends the worker."""
 
     @property
+    def count(self) -> int:
+        """Everything that runs."""
+        return len(self._tasks)
+
+    @property
     def broker_count(self) -> int:
         """Started by the broker's messages."""
         return len(self._tasks) - self.due_count

@@ -112,8 +112,8 @@ class Runner:
         )
         if outcome is None:
             log.info("task.result_dropped", group=self._app.name, message_id=str(work.id), type=work.type)
-            standing = (await until_available(lambda: self._claims.standings([work.id])))[work.id]
-            return self.may_acknowledge(work, standing)
+            findings = await until_available(lambda: self._claims.findings([work.id]))
+            return self.may_acknowledge(work, findings[work.id].standing)
         self._telemetry.add(names.TASKS_SETTLED, 1, group=self._app.name, type=work.type, outcome=outcome)
         return True
 

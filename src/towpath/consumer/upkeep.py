@@ -10,6 +10,7 @@ from towpath.app import App
 from towpath.backoff import parse_duration
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
+from towpath.consumer.suspects import Suspects
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.settings import WorkerSettings
@@ -62,10 +63,12 @@ class DueLoop:
         runner: Runner,
         roster: Roster,
         watch: StoreWatch,
+        suspects: Suspects,
         wake: asyncio.Event,
         on_progress: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._suspects = suspects
         self._claims = claims
         self._runner = runner
         self._roster = roster
@@ -83,22 +86,49 @@ class DueLoop:
             self._wake.clear()
             self._on_progress("due")
             free = limit - self._roster.due_count
-            started = await self._start(min(free, _DUE_BATCH)) if free > 0 else 0
+            is_free = free > 0 and (not self._suspects.wants_quiet or self._roster.count == 0)
+            started = await self._start(min(free, _DUE_BATCH)) if is_free else 0
             interval = shortest if started else min(interval * 2, longest)
             if not started or started >= free:
                 await wait_for(self._wake, interval * (0.75 + random.random() / 2))
 
     async def _start(self, limit: int) -> int:
         try:
-            works = await self._claims.start_due(limit)
+            works = await self._claims.start_due(limit, self._admission())
         except StoreUnavailable as error:
             self._watch.failed(error)
             return 0
         self._watch.answered()
         for work in works:
             crash_point(CrashPoint.DUE_STARTED)
-            self._roster.spawn(work, self._run(work), received=None, on_done=self._wake.set)
+            self._spawn(work)
         return len(works)
+
+    def _admission(self) -> Callable[[int], bool]:
+        """Who may start in this round: whoever never lost a worker, and one suspect of each kind."""
+        admitted: set[int] = set()
+
+        def may_start(start: int) -> bool:
+            if start <= 1:
+                return not self._suspects.wants_quiet
+            if start in admitted or not self._suspects.may_start(start, self._roster.count):
+                return False
+            admitted.add(start)
+            return True
+
+        return may_start
+
+    def _spawn(self, work: Work) -> None:
+        start = work.deliveries
+        if start > 1:
+            self._suspects.started(start)
+
+        def on_done() -> None:
+            if start > 1:
+                self._suspects.ended(start)
+            self._wake.set()
+
+        self._roster.spawn(work, self._run(work), received=None, on_done=on_done)
 
     async def _run(self, work: Work) -> None:
         await self._runner.run(work, self._settings.max_deliveries, None)

@@ -1,7 +1,7 @@
 """Claims: from a broker message or a due row to a RUNNING row under a token, in committed batches."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
 from towpath.store.gates import Connection
 from towpath.store.statements import load
-from towpath.store.work import Standing, Work
+from towpath.store.work import Finding, Standing, Work
 
 
 @dataclass(slots=True)
@@ -38,21 +38,25 @@ class ClaimStore:
         self._group = group
         self._worker_id = worker_id
 
-    async def claim(self, batch: Sequence[Work]) -> Claimed:
+    async def claim(self, batch: Sequence[Work], *, takes_over: bool = False) -> Claimed:
         """Claim at most one message per lane, all in one transaction.
+
+        Work that a dead worker left is taken over only where that is asked for: whoever does it
+        knows how often it was started before.
 
         Raises StoreUnavailable: then nothing is known, and claiming again is safe. Where the lane
         of one message turns out to be running, the batch is claimed again one by one.
         """
         try:
-            return await self._claim_in_one_transaction(sorted(batch, key=lambda work: work.id))
+            batch = sorted(batch, key=lambda work: work.id)
+            return await self._claim_in_one_transaction(batch, takes_over)
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
             if len(batch) == 1:
                 return Claimed(contended=list(batch))
         result = Claimed()
         for index, work in enumerate(batch):
             try:
-                one = await self.claim([work])
+                one = await self.claim([work], takes_over=takes_over)
             except (StoreUnavailable, asyncpg.PostgresError):
                 if index == 0:
                     raise
@@ -64,15 +68,17 @@ class ClaimStore:
             result.contended += one.contended
         return result
 
-    async def _claim_in_one_transaction(self, batch: list[Work]) -> Claimed:
+    async def _claim_in_one_transaction(self, batch: list[Work], takes_over: bool) -> Claimed:
         token: UUID = uuid7()
         result = Claimed()
         async with self._database.transaction() as connection:
             gated = await self._gated_lanes(connection, batch)
             free = [work for work in batch if (work.source, work.lane) not in gated]
             followers = [work for work in batch if (work.source, work.lane) in gated]
-            rows = await self._claim_events(connection, [w for w in free if w.has_body], token)
-            rows += await self._claim_tasks(connection, [w for w in free if not w.has_body], token)
+            rows = await self._claim_events(connection, [w for w in free if w.has_body], token, takes_over)
+            rows += await self._claim_tasks(
+                connection, [w for w in free if not w.has_body], token, takes_over
+            )
             parked = await self._park(connection, followers)
         now = time.monotonic()
         by_id = {row["id"]: row for row in rows}
@@ -99,7 +105,9 @@ class ClaimStore:
         )
         return {(row["source"], row["lane"]) for row in rows}
 
-    async def _claim_events(self, connection: Connection, works: list[Work], token: UUID) -> list[Any]:
+    async def _claim_events(
+        self, connection: Connection, works: list[Work], token: UUID, takes_over: bool
+    ) -> list[Any]:
         if not works:
             return []
         rows: list[Any] = await connection.fetch(
@@ -114,16 +122,19 @@ class ClaimStore:
             [work.position for work in works],
             self._worker_id,
             token,
+            takes_over,
         )
         return rows
 
-    async def _claim_tasks(self, connection: Connection, works: list[Work], token: UUID) -> list[Any]:
+    async def _claim_tasks(
+        self, connection: Connection, works: list[Work], token: UUID, takes_over: bool
+    ) -> list[Any]:
         rows: list[Any] = []
         for is_ordered in (True, False):
             ids = [work.id for work in works if (work.lane is not None) is is_ordered]
             if ids:
                 rows += await connection.fetch(
-                    self._sql["claim_tasks"], self._group, ids, self._worker_id, token, is_ordered
+                    self._sql["claim_tasks"], self._group, ids, self._worker_id, token, is_ordered, takes_over
                 )
         return rows
 
@@ -159,20 +170,24 @@ class ClaimStore:
             parked |= {row["id"] for row in rows}
         return parked
 
-    async def standings(self, ids: Sequence[UUID]) -> dict[UUID, Standing]:
+    async def findings(self, ids: Sequence[UUID]) -> dict[UUID, Finding]:
         """Where messages stand that this worker could not claim; a statement of its own, after the claim."""
         with store_errors():
             rows = await self._database.pool.fetch(self._sql["states"], self._group, list(ids))
-        found = {row["id"]: _standing(row) for row in rows}
-        return {id_: found.get(id_, Standing.MISSING) for id_ in ids}
+        found = {row["id"]: Finding(_standing(row), row["deliveries"]) for row in rows}
+        return {id_: found.get(id_, Finding(Standing.MISSING)) for id_ in ids}
 
-    async def start_due(self, limit: int) -> list[Work]:
-        """Start up to `limit` due rows; each lane at most once. Raises StoreUnavailable."""
+    async def start_due(self, limit: int, may_start: Callable[[int], bool] = lambda _: True) -> list[Work]:
+        """Start up to `limit` due rows; each lane at most once. Raises StoreUnavailable.
+
+        `may_start` is asked with the number of starts it would be, 1 where no worker was lost.
+        """
         with store_errors():
             due = await self._database.pool.fetch(self._sql["due_lanes"], self._group, limit)
         first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
         for row in due:
-            first_of_lane.setdefault((row["source"], row["lane"] or row["id"]), row["id"])
+            if may_start(row["deliveries"] + 1):
+                first_of_lane.setdefault((row["source"], row["lane"] or row["id"]), row["id"])
         ids = list(first_of_lane.values())
         if not ids:
             return []
@@ -250,4 +265,4 @@ def _standing(row: Any) -> Standing:
         return Standing.SETTLED
     if row["worker_is_alive"]:
         return Standing.BUSY
-    return Standing.ABANDONED if row["effect_state"] is None else Standing.IN_DOUBT
+    return Standing.ABANDONED

@@ -60,10 +60,17 @@ class Standing(Enum):
     """Running under a living worker and held by the broker: hold the lane and ask again."""
     ABANDONED = "abandoned"
     """Its worker is dead: claim it again."""
-    IN_DOUBT = "in_doubt"
-    """Its worker died after an effect began: never run it again blindly."""
     MISSING = "missing"
     """No row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the database says about a message that could not be claimed."""
+
+    standing: Standing
+    deliveries: int = 0
+    """Starts without an outcome so far."""
 
 
 def envelope_of(work: Work) -> Envelope:

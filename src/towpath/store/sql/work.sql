@@ -8,7 +8,7 @@ select source, lane from towpath.key_gate
  order by source, lane for update
 
 -- name: claim_events
--- Create RUNNING rows, or resume a row handed back or abandoned with no effect started.
+-- Create RUNNING rows, or resume a row handed back; with $11 also one abandoned with no effect started.
 -- Locks the rows in id order; index: primary key. Losers are looked up by `states`.
 insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, deliveries,
                                held_by, worker, token, started_at)
@@ -19,7 +19,7 @@ select $1, x.id, x.type, x.kind, x.source, x.key, x.lane, x.position, 'RUNNING',
 on conflict (consumer_group, id) do update
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
        version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at), updated_at = towpath.clock()
- where t.held_by = 'broker' and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+ where t.held_by = 'broker' and (t.state = 'ACCEPTED' or ($11 and t.state = 'RUNNING' and t.effect_state is null
        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds
@@ -30,7 +30,7 @@ update towpath.task t
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, lane = case when $5 then t.key end,
        version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
-   and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+   and (t.state = 'ACCEPTED' or ($6 and t.state = 'RUNNING' and t.effect_state is null
         and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
@@ -69,13 +69,13 @@ returning t.id
 
 -- name: states
 -- What a lost claim found, read after it. Index: primary key.
-select t.id, t.state, t.held_by, t.effect_state, t.worker,
+select t.id, t.state, t.held_by, t.deliveries,
        exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()) as worker_is_alive
   from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[])
 
 -- name: due_lanes
 -- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
-select t.id, t.source, t.lane, t.waiting_for from towpath.task t
+select t.id, t.source, t.lane, t.waiting_for, t.deliveries from towpath.task t
  where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock()
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
