@@ -218,7 +218,13 @@ def statements_of(session: Session) -> list[str]:
 
     engine = session.get_bind()
     event.listen(engine, "before_cursor_execute", note)
-    event.listen(engine, "commit", lambda _: sent.append("commit"))
+    do_commit = engine.dialect.do_commit
+
+    def commit(connection: Any) -> None:
+        sent.append("commit")
+        do_commit(connection)
+
+    engine.dialect.do_commit = commit  # type: ignore[method-assign]
     return sent
 
 
@@ -450,3 +456,45 @@ def test_a_session_in_an_outer_transaction_shares_its_fate(migrated_url: str, mo
 
     assert found == accounts
     assert accounts == (["a"] if mode == "control_fully" else ["a", "b"] if outer == "commit" else [])
+
+
+async def test_what_a_session_left_behind_is_never_written_by_the_next_one(db: Any, run: Runner) -> None:
+    """P1: pooled connections are shared one after the other, and some sessions are never closed."""
+    abandoned: list[Any] = []
+
+    def abandon(target: Target, session: Session) -> None:
+        session.begin()
+        session.add(Account(id="abandoned"))
+        session.flush()
+        emit(target, OrderPlaced(order_id="abandoned"))
+        session.connection().connection.close()  # as when the pool reclaims it
+        abandoned.append(session)
+
+    def go_on(target: Target, session: Session) -> None:
+        with session.begin():
+            session.add(Account(id="b"))
+            emit(target, OrderPlaced(order_id="b"))
+        with session.begin():
+            session.add(Account(id="c"))
+
+    await run(abandon)
+    await run(go_on)
+
+    assert await keys(db) == ["b"]
+    assert await db.fetchval("select string_agg(id, ',' order by id) from account") == "b,c"
+
+
+async def test_a_session_emits_in_one_transaction_after_the_other(db: Any, run: Runner) -> None:
+    """P1: also where the pooled connection stays the same."""
+
+    def work(target: Target, session: Session) -> int:
+        for number in range(20):
+            with session.begin():
+                session.add(Account(id=str(number)))
+                if number % 2:
+                    emit(target, OrderPlaced(order_id=str(number)))
+        with session.begin():
+            return len(session.connection().info["towpath.outbox"])
+
+    assert await run(work) == 1
+    assert await keys(db) == [str(number) for number in range(1, 20, 2)]

@@ -8,6 +8,7 @@ A message emitted inside a savepoint is dropped when that savepoint is rolled ba
 are registered for all sessions, once, since a transaction may have begun before its first emit.
 """
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,7 @@ from towpath.outbox.rows import OutboxRow
 from towpath.outbox.statements import insert
 
 _INFO_KEY: Final = "towpath.outbox"
+_LAST_MOMENTS: Final = ("commit", "prepare_twophase")
 
 
 @dataclass(slots=True)
@@ -30,11 +32,11 @@ class _Pending:
 
     rows: list[tuple[str, OutboxRow]] = field(default_factory=list)
     """With the schema they go to, in emit order."""
-    marks: WeakKeyDictionary[SessionTransaction, int] = field(default_factory=WeakKeyDictionary)
+    marks: WeakKeyDictionary[SessionTransaction, int] | None = None
     """How many rows there were when a savepoint began; absent: none."""
     connections: list[Connection] = field(default_factory=list)
     """In use by this transaction."""
-    guards: dict[Connection, "_Guard"] = field(default_factory=dict)
+    guarded: set[Connection] = field(default_factory=set)
     is_checked: bool = False
     """Whether this transaction was found to be a real one."""
     is_committing: bool = False
@@ -42,32 +44,40 @@ class _Pending:
 
 
 class _Guard:
-    """Writes the session's messages when its connection is about to commit."""
+    """Found by the connection that is about to commit, in its `info`.
+
+    That belongs to the pooled connection and outlives this one, so nothing in it is trusted or kept
+    alive: an entry counts only for the `Connection` it was made for.
+    """
 
     def __init__(self, session: Session, connection: Connection) -> None:
-        self._session = session
-        self._connection = connection
-        event.listen(connection, "commit", self.on_commit)
-        event.listen(connection, "prepare_twophase", self.on_prepare)
+        self._session = weakref.ref(session)
+        self._connection = weakref.ref(connection)
+        for name in _LAST_MOMENTS:
+            if not event.contains(connection.engine, name, _on_last_moment):
+                event.listen(connection.engine, name, _on_last_moment)
+        others = connection.info.get(_INFO_KEY, ())
+        connection.info[_INFO_KEY] = [*(other for other in others if other.is_for(connection)), self]
 
-    def on_commit(self, connection: Connection) -> None:
-        pending = _pending(self._session)
-        if not pending.rows:
-            return
-        try:
-            _write(self._session, pending)
-        except BaseException:
-            # SQLAlchemy takes the transaction for ended from here on; it must not reach the pool open.
-            _end(connection)
-            raise
+    def is_for(self, connection: Connection) -> bool:
+        return self._connection() is connection
 
-    def on_prepare(self, connection: Connection, _xid: object) -> None:
-        self.on_commit(connection)
+    def write(self) -> None:
+        session = self._session()
+        if session is not None and (pending := _pending(session)).rows:
+            _write(session, pending)
 
-    def remove(self) -> None:
-        if not self._connection.closed:  # a connection that outlives the session's transaction
-            event.remove(self._connection, "commit", self.on_commit)
-            event.remove(self._connection, "prepare_twophase", self.on_prepare)
+
+def _on_last_moment(connection: Connection, *_: object) -> None:
+    guards: list[_Guard] = connection.info.get(_INFO_KEY, [])
+    for guard in guards:
+        if guard.is_for(connection):
+            try:
+                guard.write()
+            except BaseException:
+                # SQLAlchemy takes the transaction for ended from here on; it must not reach the pool open.
+                _end(connection)
+                raise
 
 
 def check_transaction(session: Session) -> None:
@@ -152,8 +162,9 @@ def _connect(session: Session) -> None:
 
 def _guard(session: Session, pending: _Pending) -> None:
     for connection in pending.connections:
-        if connection not in pending.guards:
-            pending.guards[connection] = _Guard(session, connection)
+        if connection not in pending.guarded:
+            _Guard(session, connection)
+            pending.guarded.add(connection)
 
 
 def _write(session: Session, pending: _Pending) -> None:
@@ -187,6 +198,8 @@ def _on_begin(session: Session, _transaction: SessionTransaction, connection: Co
 def _on_create(session: Session, transaction: SessionTransaction) -> None:
     pending: _Pending | None = session.info.get(_INFO_KEY)
     if transaction.nested and pending is not None and pending.rows:
+        if pending.marks is None:
+            pending.marks = WeakKeyDictionary()
         pending.marks[transaction] = len(pending.rows)
 
 
@@ -217,7 +230,7 @@ def _on_soft_rollback(session: Session, previous: SessionTransaction) -> None:
     while ended is not None and not ended.nested:
         ended = ended.parent  # a failed flush ends the savepoint around it
     if ended is not None:
-        del pending.rows[pending.marks.get(ended, 0) :]
+        del pending.rows[pending.marks.get(ended, 0) if pending.marks else 0 :]
 
 
 def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
@@ -227,8 +240,6 @@ def _on_transaction_end(session: Session, transaction: SessionTransaction) -> No
     if transaction.nested:
         pending.is_committing = False
     elif transaction.parent is None:
-        for guard in pending.guards.values():
-            guard.remove()
         del session.info[_INFO_KEY]
 
 

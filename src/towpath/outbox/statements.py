@@ -23,12 +23,14 @@ class Acceptance(NamedTuple):
 
 def insert(connection: Connection, rows: Sequence[OutboxRow], schema: str) -> None:
     """Write outbox rows in their order with one statement."""
-    connection.execute(clause(FAMILY, "insert_outbox", schema), binds(_columns(rows)))
+    name, parameters = _insert_of(rows)
+    connection.execute(clause(FAMILY, name, schema), binds(parameters))
 
 
 async def insert_async(connection: AsyncpgConnection, rows: Sequence[OutboxRow], schema: str) -> None:
     """Write outbox rows in their order with one statement."""
-    await connection.execute(statement(FAMILY, "insert_outbox", schema), *_columns(rows))
+    name, parameters = _insert_of(rows)
+    await connection.execute(statement(FAMILY, name, schema), *parameters)
 
 
 def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
@@ -48,5 +50,7 @@ def has_changed(connection: Connection, schema: str) -> bool:
     return bool(connection.scalar(clause(FAMILY, "has_changed", schema)))
 
 
-def _columns(rows: Sequence[OutboxRow]) -> list[list[object]]:
-    return [list(values) for values in zip(*rows, strict=True)]
+def _insert_of(rows: Sequence[OutboxRow]) -> tuple[str, Sequence[object]]:
+    if len(rows) == 1:
+        return "insert_outbox_row", rows[0]
+    return "insert_outbox", [list(values) for values in zip(*rows, strict=True)]
