@@ -1,0 +1,118 @@
+"""docs/producing.md: each block runs, in the page's order, against a real database."""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+from collections.abc import AsyncIterator
+from types import CodeType
+from typing import Any
+from uuid import uuid4
+
+import pytest_asyncio
+
+from tests.docs.pages import blocks, links
+from towpath.messages import limits
+from towpath.outbox import DEFAULT_MAX_PAYLOAD_BYTES
+from towpath.store.database import sqlalchemy_url
+
+PAGE = "docs/producing.md"
+
+
+async def run(text: str, names: dict[str, Any]) -> None:
+    code: CodeType = compile(text, PAGE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)
+    if inspect.isawaitable(result):
+        await result
+
+
+@pytest_asyncio.fixture
+async def page(db: Any, migrated_url: str) -> AsyncIterator[dict[str, Any]]:
+    """The names that the page's Python blocks define, with their tables made."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(PAGE):
+        if block.language == "python":
+            text = block.text.replace("postgresql+asyncpg://localhost/shop", sqlalchemy_url(migrated_url))
+            await run(text, names)
+    async with names["engine"].begin() as connection:
+        await connection.run_sync(names["Base"].metadata.create_all)
+    yield names
+    await names["engine"].dispose()
+
+
+async def keys(db: Any) -> list[str]:
+    return [row["key"] for row in await db.fetch("select key from towpath.outbox order by id")]
+
+
+async def test_emitting_and_submitting_work_as_shown(db: Any, page: dict[str, Any]) -> None:
+    await page["place"]("o-1", 5)
+    await page["import_orders"](db, ["o-2", "o-3"])
+
+    assert await keys(db) == ["o-1", "o-1", "o-2", "o-3"]
+    await page["look"](await db.fetchval("select id from towpath.task"))
+
+
+async def test_the_examples_of_order_do_what_they_say(db: Any, page: dict[str, Any]) -> None:
+    await page["import_orders"](db, ["o-1"])
+    await page["pay"]("o-1", 2)
+    await page["pay_on"](db, "o-1")
+    await page["pay_too_late"](db, "o-1")
+    await page["note"](db, "o-1", "o-1/1")
+
+    assert await db.fetchval("select paid from shop_order where id = 'o-1'") == 4
+    assert await keys(db) == ["o-1"] * 5
+
+
+async def test_outside_a_transaction_the_error_says_what_to_do(page: dict[str, Any]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        await page["without_a_transaction"]()
+
+    assert "begin one first" in printed.getvalue()
+
+
+async def test_the_sql_runs(db: Any, page: dict[str, Any]) -> None:
+    emitting, granting = [block.text for block in blocks(PAGE) if block.language == "sql"]
+    prefix = f"t{uuid4().hex[:10]}"
+    await db.execute(emitting)
+    async with asyncio.timeout(30), db.transaction():
+        await db.execute(f"create role {prefix}_producer; create role {prefix}_shop")
+        await db.execute(
+            granting.replace("towpath_producer", f"{prefix}_producer").replace("shop", f"{prefix}_shop")
+        )
+        await db.execute(f"drop role {prefix}_producer; drop role {prefix}_shop")
+
+    assert await keys(db) == ["o-7"]
+
+
+def test_the_table_of_limits_is_that_of_the_code() -> None:
+    """P7 P11"""
+    from tests.docs.pages import REPOSITORY
+
+    table = (REPOSITORY / PAGE).read_text(encoding="utf-8").partition("## Limits")[2]
+    numbers = [
+        DEFAULT_MAX_PAYLOAD_BYTES,
+        limits.TYPE_LIMIT,
+        limits.DESTINATION_LIMIT,
+        limits.KEY_LIMIT_BYTES,
+        limits.OWNER_LIMIT,
+        limits.DEDUPE_KEY_LIMIT_BYTES,
+        limits.GROUP_LIMIT,
+        limits.HEADER_NAME_LIMIT,
+        limits.HEADERS_LIMIT_BYTES,
+    ]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    named = dict(
+        zip(("payload", "type", "destination", "key", "owner", "dedupe key", "group"), numbers, strict=False)
+    )
+    for row in rows:
+        what = row.split("|")[1].strip()
+        if what in named:
+            assert f"{named[what]:,}" in row
+    assert all(f"{number:,}" in table for number in numbers)
+
+
+def test_no_link_is_broken() -> None:
+    from tests.docs.pages import REPOSITORY
+
+    assert [target for target in links(PAGE) if not (REPOSITORY / "docs" / target).exists()] == []
