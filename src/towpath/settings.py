@@ -168,6 +168,8 @@ class WorkerSettings(_Section):
     """Due poll interval when idle."""
     reap_every: Duration = timedelta(seconds=5)
     """Interval of looking for dead workers' tasks."""
+    ack_after: Duration = timedelta(minutes=5)
+    """Age at which running work is acknowledged and kept by the database; a third of RabbitMQ's timeout."""
     lost_after: Duration = timedelta(hours=1)
     """Age at which a submitted task whose message was published but never came starts from its row."""
     max_deliveries: Count = 5

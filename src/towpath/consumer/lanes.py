@@ -1,6 +1,7 @@
 """Lanes: within one, messages run one after another; different lanes run side by side. Pure, no clock."""
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ class Received:
     work: Work
     delivery: Delivery
     undecodable: DecodeError | None = None
+    received_at: float = field(default_factory=time.monotonic)
+    is_acknowledged: bool = False
+    """Its broker message is gone; its lane went on."""
     lane: "Lane | None" = None
 
 
@@ -83,9 +87,13 @@ class Lanes:
         else:
             self._lanes.pop(lane.id, None)
 
+    def is_running(self, received: Received) -> bool:
+        """Whether it is its lane's head and runs."""
+        return _lane(received).running is received
+
     def make_way(self, received: Received) -> None:
         """Finish the head unless that was done already, or it was held."""
-        if _lane(received).running is received:
+        if self.is_running(received):
             self.finish(received)
 
     def hold(self, received: Received, until: float) -> None:

@@ -91,6 +91,7 @@ class Member:
             settings,
             installation=installation,
             claims=claims,
+            settles=settles,
             runner=runner,
             roster=self._roster,
             watch=watch,
@@ -137,6 +138,7 @@ class Member:
         loops = (
             self._pump.receive_loop,
             self._pump.claim_loop,
+            self._pump.patience_loop,
             self._due.run,
             self._reaper.run,
             self._reconciler.run,
@@ -162,7 +164,9 @@ class Member:
         """Partitions leave: let their running work end, hand back the rest."""
 
         def is_leaving(received: Received | None) -> bool:
-            return received is not None and received.delivery.partition in partitions
+            if received is None or received.is_acknowledged:
+                return False
+            return received.delivery.partition in partitions
 
         self._pump.release(is_leaving)
         await self._roster.finish(timeout_seconds, is_leaving)

@@ -22,6 +22,7 @@ from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError, StoreUnavailable
 from towpath.settings import WorkerSettings
 from towpath.store.claims import Claimed, ClaimStore
+from towpath.store.settles import SettleStore
 from towpath.store.work import Standing, Work
 from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
@@ -31,6 +32,7 @@ _RECEIVE_COUNT: Final = 500
 _IDLE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
+_PATIENCE_SECONDS: Final = 5.0
 _UNSTORABLE: Final = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -55,6 +57,7 @@ class Pump:
         *,
         installation: str,
         claims: ClaimStore,
+        settles: SettleStore,
         runner: Runner,
         roster: Roster,
         watch: StoreWatch,
@@ -67,6 +70,7 @@ class Pump:
         self._settings = settings
         self._installation = installation
         self._claims = claims
+        self._settles = settles
         self._runner = runner
         self._roster = roster
         self._watch = watch
@@ -126,6 +130,31 @@ class Pump:
             else:
                 patience = _IDLE_SECONDS if held_until is None else min(_IDLE_SECONDS, held_until - now)
                 await wait_for(self._wake, patience)
+
+    async def patience_loop(self) -> None:
+        """Leave nothing unacknowledged for long: keep running work in the database, give the rest back."""
+        limit = self._settings.ack_after.total_seconds()
+        while True:
+            await asyncio.sleep(min(limit / 5, _PATIENCE_SECONDS))
+            self._on_progress("patience")
+            before = time.monotonic() - limit
+            try:
+                for received in self._roster.received():
+                    if received.received_at < before and not received.is_acknowledged:
+                        await self._keep(received)
+            except StoreUnavailable as error:
+                self._watch.failed(error)
+            if any(received.received_at < before for received in self._lanes):
+                self.release()
+
+    async def _keep(self, received: Received) -> None:
+        """Hours-long work holds back neither a watermark nor a channel; followers of its key are parked."""
+        if not self._runner.is_handling(received.work) or not await self._settles.keep(received.work):
+            return
+        if self._lanes.is_running(received):  # else it ended meanwhile
+            crash_point(CrashPoint.KEPT_BEFORE_ACK)
+            self._finish(received)
+            received.is_acknowledged = True
 
     async def _start(self, heads: list[Received]) -> None:
         by_id: dict[UUID, Received] = {}
@@ -260,9 +289,13 @@ class Pump:
 
     def _finish(self, received: Received) -> None:
         """Its outcome is durable: acknowledge, and let the lane go on."""
+        if received.is_acknowledged:
+            return
         self._subscriber.acknowledge([received.delivery])
         self._lanes.finish(received)
         self._wake.set()
 
     def _hold(self, received: Received, seconds: float) -> None:
+        if received.is_acknowledged:
+            return  # the database holds it
         self._lanes.hold(received, time.monotonic() + seconds)

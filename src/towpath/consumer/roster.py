@@ -41,6 +41,10 @@ class Roster:
         """Started by the broker's messages."""
         return len(self._tasks) - self.due_count
 
+    def received(self) -> list[Received]:
+        """What runs and came by the broker."""
+        return [received for _, received in self._tasks.values() if received is not None]
+
     def spawn(
         self,
         work: Work,

@@ -137,6 +137,10 @@ class Runner:
                 task.uncancel()
             return Failed(_CANCELLED, 0)
 
+    def is_handling(self, work: Work) -> bool:
+        """Whether its handler runs, as opposed to settling already."""
+        return self._phases.get(work) is _Phase.HANDLING
+
     def cancel(self, work: Work) -> bool:
         """Whether its handler may be cancelled now, to end CANCELLED."""
         if self._phases.get(work) is not _Phase.HANDLING:

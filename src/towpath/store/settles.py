@@ -142,6 +142,34 @@ class SettleStore:
             return int(await leave(connection, self._sql, self._group, work.source, work.lane))
         return 0
 
+    async def keep(self, work: Work) -> bool:
+        """Let the database hold work that runs long, with its body and its lane's gate.
+
+        True: its broker message may be acknowledged. False: the token is gone, or another message
+        heads the lane.
+        """
+        try:
+            async with self._database.transaction() as connection:
+                if not await hold(connection, self._sql, self._group, work.source, work.lane, work.id):
+                    raise _Dropped
+                version = await connection.fetchval(
+                    self._sql["keep"],
+                    self._group,
+                    work.id,
+                    _token(work),
+                    work.lane,
+                    work.position,
+                    work.payload,
+                    work.content_type,
+                    dump_headers(work.headers),
+                    work.trace,
+                )
+                if version is None:
+                    raise _Dropped
+        except _Dropped:
+            return False
+        return True
+
     async def wait(
         self,
         work: Work,

@@ -184,6 +184,16 @@ update towpath.task t
  where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
 returning t.state, t.version, t.attempt, t.run_no, t.due_at
 
+-- name: keep
+-- Work that runs long: the database holds it from now on, so that its broker message may be acknowledged.
+-- The lane's gate is closed in the same transaction. Index: primary key.
+update towpath.task t
+   set held_by = 'database', lane = $4, position = coalesce($5, t.position), payload = coalesce($6, t.payload),
+       content_type = coalesce($7, t.content_type), headers = coalesce($8::text::json, t.headers), trace = coalesce($9, t.trace),
+       updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+returning t.version
+
 -- name: end
 -- RUNNING to DEAD, FAILED, EXPIRED, CANCELLED or UNKNOWN outside a handler's transaction. Index: primary key.
 update towpath.task t
