@@ -50,6 +50,19 @@ async def test_many_are_one_statement_in_order(db: Any) -> None:
     assert [row["key"] for row in rows] == [str(number) for number in range(1000)]
 
 
+async def test_what_is_too_much_for_one_statement_takes_several_in_order(db: Any) -> None:
+    """P4: an array in Postgres holds no more than 1 GB."""
+    queries: list[str] = []
+    db.add_query_logger(lambda record: queries.append(record.query))
+    large = [RawMessage("t", b"x" * 1_000_000, "d", str(number)) for number in range(70)]
+    async with db.transaction():
+        ids = await emit_many(db, [*large, *(PageViewed("/") for _ in range(10_500))])
+
+    assert sum("outbox" in query for query in queries) == 4
+    rows = await db.fetch("select message_id from towpath.outbox order by id")
+    assert [row["message_id"] for row in rows] == ids
+
+
 @pytest.mark.parametrize("cache", [0, 100])
 async def test_nothing_stays_behind_for_a_pooler_to_mix_up(migrated_url: str, cache: int) -> None:
     """P4: no session settings, locks or (without a statement cache) prepared statements."""

@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from tests.integration.shop import (
     ACCOUNT_DDL,
@@ -26,6 +27,7 @@ from tests.integration.shop import (
 from towpath import outbox
 from towpath.errors import NoTransaction
 from towpath.outbox import emit, emit_many, send
+from towpath.store.database import sqlalchemy_url
 
 Database = "asyncpg.Connection[Any]"
 
@@ -498,3 +500,23 @@ async def test_a_session_emits_in_one_transaction_after_the_other(db: Any, run: 
 
     assert await run(work) == 1
     assert await keys(db) == [str(number) for number in range(1, 20, 2)]
+
+
+async def test_scoped_sessions_stand_for_the_session_of_their_scope(db: Any, migrated_url: str) -> None:
+    """P4"""
+    engine = sa.create_engine(sqlalchemy_url(migrated_url, "psycopg"))
+    scoped = scoped_session(sessionmaker(engine))
+    with scoped.begin():
+        emit(scoped, OrderPlaced(order_id="scoped"))
+        assert outbox.submit(scoped, Charge("scoped task")).created
+    scoped.remove()
+    engine.dispose()
+    async_engine = create_async_engine(sqlalchemy_url(migrated_url))
+    async_scoped = async_scoped_session(async_sessionmaker(async_engine), scopefunc=lambda: None)
+    async with async_scoped.begin():
+        emit(async_scoped, OrderPlaced(order_id="async scoped"))
+        assert (await outbox.submit(async_scoped, Charge("async task"))).created
+    await async_scoped.remove()
+    await async_engine.dispose()
+
+    assert await keys(db) == ["scoped", "scoped task", "async scoped", "async task"]

@@ -109,7 +109,7 @@ class Outbox:
     def emit_many(
         self, target: Caller, payloads: Iterable[object], *, headers: HeadersInput | None = None
     ) -> list[UUID] | Coroutine[Any, Any, list[UUID]]:
-        """Write events in their order, with one statement; all of them or, if one is refused, none.
+        """Write events in their order, with one statement (per 32 MiB); if one is refused, none.
 
         `headers` go on each. Returns the message ids; otherwise like `emit`.
         """

@@ -1,7 +1,7 @@
 """The producer's statements, through SQLAlchemy's and asyncpg's connections."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -9,7 +9,9 @@ from sqlalchemy import Connection
 from towpath.outbox.rows import OutboxRow, TaskRow
 from towpath.store.callers import AsyncpgConnection, binds, clause, statement
 
-FAMILY = "producer"
+FAMILY: Final = "producer"
+_CHUNK_ROWS: Final = 10_000
+_CHUNK_BYTES: Final = 32 * 1024 * 1024
 
 
 class Acceptance(NamedTuple):
@@ -22,15 +24,15 @@ class Acceptance(NamedTuple):
 
 
 def insert(connection: Connection, rows: Sequence[OutboxRow], schema: str) -> None:
-    """Write outbox rows in their order with one statement."""
-    name, parameters = _insert_of(rows)
-    connection.execute(clause(FAMILY, name, schema), binds(parameters))
+    """Write outbox rows in their order: one statement, or one for each 32 MiB or 10,000 rows."""
+    for name, parameters in _inserts(rows):
+        connection.execute(clause(FAMILY, name, schema), binds(parameters))
 
 
 async def insert_async(connection: AsyncpgConnection, rows: Sequence[OutboxRow], schema: str) -> None:
-    """Write outbox rows in their order with one statement."""
-    name, parameters = _insert_of(rows)
-    await connection.execute(statement(FAMILY, name, schema), *parameters)
+    """Write outbox rows in their order: one statement, or one for each 32 MiB or 10,000 rows."""
+    for name, parameters in _inserts(rows):
+        await connection.execute(statement(FAMILY, name, schema), *parameters)
 
 
 def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
@@ -50,7 +52,20 @@ def has_changed(connection: Connection, schema: str) -> bool:
     return bool(connection.scalar(clause(FAMILY, "has_changed", schema)))
 
 
-def _insert_of(rows: Sequence[OutboxRow]) -> tuple[str, Sequence[object]]:
+def _inserts(rows: Sequence[OutboxRow]) -> Iterator[tuple[str, Sequence[object]]]:
+    """The statements' names and parameters. Postgres takes no array of more than 1 GB."""
     if len(rows) == 1:
-        return "insert_outbox_row", rows[0]
-    return "insert_outbox", [list(values) for values in zip(*rows, strict=True)]
+        yield "insert_outbox_row", rows[0]
+        return
+    start, size = 0, 0
+    for end, row in enumerate(rows):
+        size += len(row.payload or b"") + len(row.headers)
+        if end - start == _CHUNK_ROWS or (size > _CHUNK_BYTES and end > start):
+            yield "insert_outbox", _columns(rows[start:end])
+            start, size = end, len(row.payload or b"") + len(row.headers)
+    if rows:
+        yield "insert_outbox", _columns(rows[start:])
+
+
+def _columns(rows: Sequence[OutboxRow]) -> list[list[object]]:
+    return [list(values) for values in zip(*rows, strict=True)]
