@@ -12,12 +12,12 @@ import pydantic
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from towpath.app import App
 from towpath.backoff import RetryPolicy
 from towpath.brokers.factory import broker_from_url
-from towpath.brokers.ports import GroupTopology
+from towpath.brokers.ports import Broker, GroupTopology
 from towpath.consumer.engine import Consumer
 from towpath.context import Call, Tx
 from towpath.messages import RawMessage, event
@@ -130,20 +130,10 @@ async def test_a_secret_stays_in_the_payload(
     shape = RawMessage(
         "canary.shape", f'{{"amount": "{CANARY}"}}'.encode(), "canary", None, "application/json"
     )
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(Relay(migrated_url, broker).run(stop))
-        tasks.create_task(Consumer(app, Database(migrated_url), broker).run(stop))
-        try:
-            async with AsyncSession(engine) as session, session.begin():
-                for payload in (*sql, *calls, shape):
-                    emit(session, payload)
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while await _unfinished(db, len(sql) + len(calls) + 1):  # noqa: ASYNC110 - asks the database
-                    await asyncio.sleep(0.05)
-        finally:
-            stop.set()
-    await engine.dispose()
+    try:
+        await _run(migrated_url, broker, engine, db, [*sql, *calls, shape])
+    finally:
+        await engine.dispose()
 
     states = dict(await db.fetch("select state, count(*) from towpath.task group by 1"))
     assert states == {"DEAD": len(sql) + len(calls), "FAILED": 1}
@@ -166,6 +156,25 @@ async def test_a_secret_stays_in_the_payload(
     finished = spans.get_finished_spans()
     assert len(finished) > 2 * len(calls)
     assert [span.name for span in finished if CANARY in span.to_json() + line_of(span)] == []
+
+
+async def _run(
+    url: str, broker: Broker, engine: AsyncEngine, db: "asyncpg.Connection[Any]", payloads: list[object]
+) -> None:
+    """Commit the messages together and wait until each has ended."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Relay(url, broker).run(stop))
+        tasks.create_task(Consumer(app, Database(url), broker).run(stop))
+        try:
+            async with AsyncSession(engine) as session, session.begin():
+                for payload in payloads:
+                    emit(session, payload)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while await _unfinished(db, len(payloads)):  # noqa: ASYNC110 - the database is asked
+                    await asyncio.sleep(0.05)
+        finally:
+            stop.set()
 
 
 async def _unfinished(db: "asyncpg.Connection[Any]", count: int) -> bool:

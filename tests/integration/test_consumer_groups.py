@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
@@ -93,7 +94,7 @@ async def running(
     await broker.admin().apply(addresses, topologies, partitions=2)
     stop = asyncio.Event()
     engine = create_async_engine(sqlalchemy_url(migrated_url))
-    async with asyncio.TaskGroup() as tasks:
+    async with _disposed(engine), asyncio.TaskGroup() as tasks:
         tasks.create_task(Relay(migrated_url, broker, system="memory").run(stop))
         for app in (agents, orders):
             tasks.create_task(Consumer(app, Database(migrated_url), broker).run(stop))
@@ -101,7 +102,14 @@ async def running(
             yield Running(db, engine)
         finally:
             stop.set()
-    await engine.dispose()
+
+
+@asynccontextmanager
+async def _disposed(engine: AsyncEngine) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await engine.dispose()
 
 
 @pytest.mark.parametrize("app", [agents, orders], ids=lambda app: app.name)
