@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.fixtures.fix_cli import Ran, Run
 from tests.fixtures.graveyard import TRACE, bury, everything
+from towpath.brokers.factory import broker_from_url
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -379,8 +382,6 @@ async def test_hostile_text_in_rows_reaches_no_terminal(db: Db, towpath: Run) ->
 
 
 async def test_a_hundred_thousand_dead_letters_are_listed_and_summed_up_quickly(db: Db, towpath: Run) -> None:
-    import time
-
     for _ in range(4):
         await bury(db, [f"k{n}" for n in range(25_000)], is_ordered=False)
     began = time.monotonic()
@@ -390,3 +391,62 @@ async def test_a_hundred_thousand_dead_letters_are_listed_and_summed_up_quickly(
 
     assert cause["count"] == 100_000
     assert time.monotonic() - began < 20  # generous: a second is usual
+
+
+GROUP = """
+from dataclasses import dataclass
+from towpath import App, event
+
+@event("bell.rung", destination="bells")
+@dataclass
+class Rung:
+    times: int
+
+app = App("ringers")
+
+@app.idempotent()
+async def hear(bell: Rung) -> None: ...
+"""
+
+
+async def test_a_broker_gets_what_is_missing_and_is_checked_for_it(
+    towpath: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """O1"""
+    (tmp_path / "ringers_group.py").write_text(GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    url = f"memory://{uuid4()}"
+    monkeypatch.setenv("TOWPATH_BROKER_URL", url)
+    broker = broker_from_url(url)  # it lasts as long as somebody holds it
+    wanted = ("--app", "ringers_group:app", "--address", "audits")
+
+    before = await tell(towpath, "broker", "check", *wanted, "--json")
+    created = await ask(towpath, "broker", "apply", *wanted)
+    again = await ask(towpath, "broker", "apply", *wanted)
+    after = await ask(towpath, "broker", "check", *wanted)
+
+    assert broker is not None
+    assert before.code == 3
+    assert json.loads(before.out)["ok"] is False
+    assert "bells" in " ".join(created["created"])
+    assert "audits" in " ".join(created["created"])
+    assert again == {"created": []}
+    assert after == {"ok": True, "problems": []}
+    assert (await tell(towpath, "broker", "check")).code == 2
+
+
+async def test_an_app_is_validated_and_described(
+    towpath: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """O1"""
+    (tmp_path / "ringers_app.py").write_text(GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert await ask(towpath, "worker", "validate", "ringers_app:app") == {
+        "ok": True,
+        "group": "ringers",
+        "ordering": "key",
+        "destinations": ["bells"],
+        "handlers": {"bell.rung": "hear"},
+        "problems": [],
+    }

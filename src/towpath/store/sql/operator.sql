@@ -22,20 +22,24 @@ select d.id, d.consumer_group, d.message_id, d.stage, d.state, d.type, d.kind, d
  order by d.id desc limit $13
 
 -- name: summarise_dead_letters
--- Causes of the open ones, the most frequent first, at most $11. Takes no locks; reads every open row.
-select d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint, count(*) as count,
-       count(distinct d.key) as keys, min(d.first_dead_at) as first_dead_at, max(d.last_dead_at) as last_dead_at,
-       max(d.replay_count) as replay_count, max(d.id) as sample_id,
-       (array_agg(d.error_message order by d.id desc))[1] as error_message
-  from towpath.dead_letter d
- where d.state = 'open'
-   and ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
-   and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
-   and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
-   and ($7::bigint[] is null or d.id = any($7)) and ($8::uuid[] is null or d.message_id = any($8))
-   and ($9::timestamptz is null or d.last_dead_at >= $9) and ($10::timestamptz is null or d.last_dead_at < $10)
- group by d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint
- order by count(*) desc, d.consumer_group, d.fingerprint limit $11
+-- Causes of the open ones, the most frequent first, at most $11, each with its newest example. Takes no locks; reads
+-- every open row.
+with cause as (
+  select d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint, count(*) as count,
+         count(distinct d.key collate "C") as keys, min(d.first_dead_at) as first_dead_at, max(d.last_dead_at) as last_dead_at,
+         max(d.replay_count) as replay_count, max(d.id) as sample_id
+    from towpath.dead_letter d
+   where d.state = 'open'
+     and ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
+     and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
+     and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
+     and ($7::bigint[] is null or d.id = any($7)) and ($8::uuid[] is null or d.message_id = any($8))
+     and ($9::timestamptz is null or d.last_dead_at >= $9) and ($10::timestamptz is null or d.last_dead_at < $10)
+   group by d.consumer_group, d.stage, d.type, d.reason_code, d.error_class, d.fingerprint
+   order by count(*) desc, d.consumer_group, d.fingerprint limit $11
+)
+select c.*, d.error_message from cause c join towpath.dead_letter d on d.id = c.sample_id
+ order by c.count desc, c.consumer_group, c.fingerprint
 
 -- name: plan_dead_letters
 -- The open ones in the order of their release: lanes by their oldest death, messages of a lane by position. Takes no
@@ -155,14 +159,25 @@ update towpath.audit set counts = $2::text::json where id = $1
 
 -- name: list_tasks
 -- The newest first: ids grow with time. $1 groups, $2 states, $3 types, $4 keys, $5 owners (each null: any), below id
--- $6. Takes no locks; with one group it walks the primary key backwards.
+-- $6. Takes no locks; walks the primary key backwards within each group, and skips from group to group.
+with recursive g as (
+  select min(t.consumer_group) as name from towpath.task t
+  union all
+  select (select min(t.consumer_group) from towpath.task t where t.consumer_group > g.name) from g
+   where g.name is not null
+)
 select t.consumer_group, t.id, t.type, t.kind, t.source, t.key, t.owner, t.state, t.waiting_for, t.attempt,
        t.deliveries, t.version, t.run_no, t.held_by, t.worker, t.reason_code, t.error_class, t.error_message,
        t.fingerprint, t.due_at, t.deadline_at, t.created_at, t.updated_at, t.started_at, t.finished_at, t.trace
-  from towpath.task t
- where ($1::text[] is null or t.consumer_group = any($1)) and ($2::text[] is null or t.state = any($2))
-   and ($3::text[] is null or t.type = any($3)) and ($4::text[] is null or t.key = any($4))
-   and ($5::text[] is null or t.owner = any($5)) and ($6::uuid is null or t.id < $6)
+  from g cross join lateral (
+    select * from towpath.task t
+     where t.consumer_group = g.name
+       and ($2::text[] is null or t.state = any($2)) and ($3::text[] is null or t.type = any($3))
+       and ($4::text[] is null or t.key = any($4)) and ($5::text[] is null or t.owner = any($5))
+       and ($6::uuid is null or t.id < $6)
+     order by t.id desc limit $7
+  ) t
+ where $1::text[] is null or g.name = any($1)
  order by t.id desc limit $7
 
 -- name: show_tasks
