@@ -95,7 +95,8 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 def test_modules_and_files_a_page_names_exist(page: str) -> None:
     """Paths below the source tree in backticks, such as `relay/reader.py`."""
     text = (REPOSITORY / page).read_text()
-    roots = [REPOSITORY, REPOSITORY / "src", REPOSITORY / "src" / "towpath"]
+    package = REPOSITORY / "src" / "towpath"
+    roots = [REPOSITORY, package.parent, package, package / "store"]
     named = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.(?:py|sql|md))?)`", text))
     missing = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
     assert missing == []
