@@ -12,5 +12,6 @@
 | `watching` | progress, live on a terminal or line by line |
 | `repairing` | ends the outage, mends the causes, replays dead letters with the admin CLI |
 | `tracing` | one message's trace as a tree |
-| `check` | whether all promises were kept |
+| `findings`, `check` | what is in the database, and whether all promises were kept |
+| `defects` | broken promises to plant, for those who doubt the check |
 """

@@ -67,9 +67,13 @@ class Producer:
     async def _write(self) -> None:
         for transaction in self.transactions:
             with _tracer.start_as_current_span("business transaction"):
-                await self._carry_out(transaction)
+                written = await self._carry_out(transaction)
+            if transaction.has_repeat:
+                with _tracer.start_as_current_span("repeated request"):
+                    await self._repeat(transaction.acts[0], written[0])
 
-    async def _carry_out(self, transaction: Transaction) -> None:
+    async def _carry_out(self, transaction: Transaction) -> list[Promise]:
+        """What was committed; nothing after a rollback."""
         written: list[Promise] = []
         given_up: list[Promise] = []
         self.transaction_count += 1
@@ -84,10 +88,9 @@ class Producer:
             except ChangedMind:
                 self.rolled_back_count += 1
                 self.made += [_never(promise) for promise in written]
-                return
+                return []
         self.made += written + [_never(promise) for promise in given_up]
-        if transaction.has_repeat:
-            await self._repeat(transaction.acts[0], written[0])
+        return written
 
     async def _give_up(self, session: AsyncSession, acts: tuple[Act, ...]) -> list[Promise]:
         self.savepoint_count += 1

@@ -146,7 +146,9 @@ def _with_repeats(transactions: Sequence[Transaction]) -> list[Transaction]:
     left = REPEAT_COUNT
     repeated = []
     for each in transactions:
-        has_repeat = left > 0 and each.ending == "commit" and isinstance(each.acts[0], AgentStep)
+        first = each.acts[0]
+        is_plain = isinstance(first, AgentStep) and first.scene == "plain"
+        has_repeat = left > 0 and each.ending == "commit" and is_plain
         left -= has_repeat
         repeated.append(Transaction(each.acts, each.ending, each.given_up, has_repeat))
     return repeated

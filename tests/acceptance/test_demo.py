@@ -15,7 +15,7 @@ import asyncpg
 import psutil
 import pytest
 
-from examples.demo import check, promises
+from examples.demo import check, findings, promises
 from examples.demo.defects import DEFECTS
 from tests.docs.pages import blocks, matches
 
@@ -190,7 +190,7 @@ async def _judge_with(
     try:
         status = await connection.execute(DEFECTS[defect])
         assert not status.endswith(" 0"), "the defect changed nothing"
-        return check.judge(await check.read(connection), made)
+        return check.judge(await findings.read(connection), made)
     finally:
         await transaction.rollback()
 
