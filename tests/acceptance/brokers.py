@@ -172,4 +172,4 @@ class RabbitWire:
 
 
 def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+    return bytes(value) if isinstance(value, bytes | bytearray) else str(value).encode()

@@ -89,6 +89,11 @@ class FragileRelay(Relay):
         await super()._close()
 
 
+async def _take_a_moment(_: int, __: Sequence[OutboundMessage]) -> None:
+    """So that something is always in flight when shards change hands."""
+    await asyncio.sleep(0.02)
+
+
 async def _nothing() -> None:
     """A dead process says no goodbye."""
 
@@ -180,8 +185,8 @@ async def test_without_mishaps_relays_that_come_and_go_double_nothing(
     """R5: an orderly hand-over repeats no message."""
     await prepare(db)
     committed: list[tuple[str, int]] = []
-    broker = RecordingBroker()
-    until = time.monotonic() + 4
+    broker = RecordingBroker(before=_take_a_moment)
+    until = time.monotonic() + 6
     async with asyncio.TaskGroup() as tasks:
         for number in range(6):
             tasks.create_task(race(migrated_url, committed, writer=number, until=until))

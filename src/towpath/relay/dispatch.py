@@ -15,7 +15,7 @@ from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
 from towpath.relay.options import RelayOptions
 from towpath.relay.poison import Poison
-from towpath.relay.progress import Batch, Shards, boot_time
+from towpath.relay.progress import Batch, Shard, Shards, boot_time
 from towpath.relay.publish import Sender, Verdicts, judge
 from towpath.relay.reader import MemoryStale
 from towpath.relay.reading import Reading
@@ -57,8 +57,9 @@ class Dispatch:
         while not stop.is_set():
             self.ticked_at = boot_time()
             batch = await self._next()
-            if any(shard.is_leaving for shard in self._shards):
-                await self._release()
+            leaving = [shard for shard in self._shards if shard.is_leaving and self._is_quiet(shard)]
+            if leaving:
+                await self._release(leaving)
             if batch is not None:
                 await self._handle(batch)
             await self._start_journaling()
@@ -173,13 +174,18 @@ class Dispatch:
             if shard is not None:
                 shard.retry_at = at
 
-    async def _release(self) -> None:
-        """Give up the shards that other relays are to have; nothing of them is in flight here."""
+    def _is_quiet(self, shard: Shard) -> bool:
+        """Whether another relay could go on without repeating anything, or this one cannot finish."""
+        return shard.held is None or self._away.problem is not None
+
+    async def _release(self, leaving: list[Shard]) -> None:
+        """Give up shards that other relays are to have; nothing of them is in flight here."""
         await self._written()
         await self._flush()
-        leaving = {shard.number: shard.epoch for shard in self._shards if shard.is_leaving}
         try:
-            await self._journal.release(leaving)
+            await self._journal.release(
+                {shard.number: shard.epoch for shard in leaving if shard in self._shards}
+            )
         except StoreUnavailable as error:
             self._journal.drop_connection()
             self._hooks.store_unavailable(error, 0.0)

@@ -133,13 +133,20 @@ class Shards:
         self.changed.set()
 
     def leave(self, shard: Shard, *, is_leaving: bool) -> None:
-        """Ask for its release at the next quiet moment, or take that back."""
-        if shard.is_leaving != is_leaving:
-            shard.is_leaving = is_leaving
+        """Ask for its release at the next quiet moment, or take that back.
+
+        What is in flight still counts; nothing more is read meanwhile.
+        """
+        if shard.is_leaving == is_leaving:
+            return
+        shard.is_leaving = is_leaving
+        if not is_leaving:  # reading begins anew, from what is settled
             shard.stamp = self._stamp()
-            if shard.held is not None and shard.done is not None:
-                shard.held = None  # read again, here or by the next owner
-            self.changed.set()
+            if shard.held is not None:
+                shard.held.parts = {
+                    number: Part(part.done, shard.stamp) for number, part in shard.held.parts.items()
+                }
+        self.changed.set()
 
     def remove(self, number: int) -> None:
         """The lease is gone: everything known of the shard is dropped."""
