@@ -1,5 +1,6 @@
 """Whatever is killed, and when: the event exists if and only if the business change does."""
 
+import asyncio
 import random
 import signal
 import subprocess
@@ -7,18 +8,22 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from tests.docs.pages import REPOSITORY
 from tests.integration.shop import ACCOUNT_DDL, Account, Charge, OrderPlaced
 from towpath.outbox import emit, submit
 from towpath.store import migrate
 from towpath.store.database import sqlalchemy_url
+from towpath.testing.proxy import Direction, TcpProxy
 from towpath.testing.services import PostgresServer, run_sql
 
 
@@ -34,7 +39,7 @@ async def accounts_and_events(db: Any) -> tuple[list[str], list[str]]:
     """Once nobody else is connected: the killed one's transaction has ended."""
     while await db.fetchval("select count(*) > 1 from pg_stat_activity where datname = current_database()"):
         time.sleep(0.02)
-    accounts = [row["id"] for row in await db.fetch("select id from account order by id::integer")]
+    accounts = [row["id"] for row in await db.fetch("select id from account order by length(id), id")]
     events = [row["key"] for row in await db.fetch("select key from towpath.outbox order by id")]
     return accounts, events
 
@@ -181,3 +186,59 @@ def test_a_two_phase_session_prepares_the_event_with_the_change(forgetful_server
     engine.dispose()
 
     assert events == ["two"]
+
+
+async def test_a_commit_whose_answer_is_lost_has_written_both(
+    db: Any, migrated_url: str, postgres_proxy: TcpProxy
+) -> None:
+    """P1: the producer cannot know, the database does."""
+    await db.execute(ACCOUNT_DDL)
+    through_proxy = urlsplit(migrated_url)._replace(netloc=f"postgres@127.0.0.1:{postgres_proxy.port}")
+    engine = create_async_engine(sqlalchemy_url(through_proxy.geturl()), connect_args={"command_timeout": 1})
+
+    def lose_answers(_: Any) -> None:
+        await_only(postgres_proxy.hang(Direction.REPLIES))
+
+    async with AsyncSession(engine) as session:
+        await session.begin()
+        session.add(Account(id="1"))
+        await session.flush()
+        emit(session, OrderPlaced(order_id="1"))
+        event.listen(engine.sync_engine, "commit", lose_answers)  # behind our own listener
+        with pytest.raises((DBAPIError, TimeoutError)):
+            await session.commit()
+        await postgres_proxy.drop_connections()
+    await engine.dispose()
+
+    accounts, events = await accounts_and_events(db)
+    assert accounts == events == ["1"]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_commit_cancelled_while_it_writes_leaves_neither(
+    db: Any, migrated_url: str, driver: str
+) -> None:
+    """P1: and the pool's connection is clean for the next one."""
+    await db.execute(ACCOUNT_DDL)
+    engine = create_async_engine(sqlalchemy_url(migrated_url, driver), pool_size=1, max_overflow=0)
+
+    async def produce(name: str) -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            session.add(Account(id=name))
+            emit(session, OrderPlaced(order_id=name))
+
+    blocking = db.transaction()
+    await blocking.start()
+    await db.execute("lock table towpath.outbox in access exclusive mode")
+    producing = asyncio.create_task(produce("cancelled"))
+    async with asyncio.timeout(30):
+        while not await db.fetchval("select exists (select from pg_locks where not granted)"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    producing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await producing
+    await blocking.rollback()
+    await produce("next")
+    await engine.dispose()
+
+    assert await accounts_and_events(db) == (["next"], ["next"])
