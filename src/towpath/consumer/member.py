@@ -1,6 +1,7 @@
 """One worker from registration to drain."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid_utils.compat import uuid7
 
 from towpath.app import App
 from towpath.brokers.ports import Subscriber
+from towpath.consumer.breakers import Breakers
 from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
 from towpath.consumer.membership import Membership
@@ -69,6 +71,7 @@ class Member:
             on_progress=on_progress,
         )
         watch = StoreWatch(app.name)
+        breakers = Breakers(app.handlers, time.monotonic)
         suspects = Suspects(settings.concurrency, settings.max_deliveries)
         wake = asyncio.Event()
         self._group_commit = GroupCommit(settles, wake.set)
@@ -80,6 +83,7 @@ class Member:
             doubts,
             self._group_commit,
             executor,
+            breakers,
             telemetry,
             lambda seconds: wake_after(wake, seconds),
             settings.concurrency + due_limit(settings),
@@ -96,6 +100,7 @@ class Member:
             roster=self._roster,
             watch=watch,
             suspects=suspects,
+            breakers=breakers,
             telemetry=telemetry,
             on_progress=on_progress,
         )
@@ -106,6 +111,7 @@ class Member:
             roster=self._roster,
             watch=watch,
             suspects=suspects,
+            breakers=breakers,
             wake=wake,
             on_progress=on_progress,
         )

@@ -12,6 +12,7 @@ import asyncpg
 
 from towpath.app import App
 from towpath.brokers.ports import Delivery, Subscriber
+from towpath.consumer.breakers import Breakers
 from towpath.consumer.intake import Undecodable, read
 from towpath.consumer.lanes import Lanes, Received
 from towpath.consumer.roster import Roster, wait_for
@@ -62,6 +63,7 @@ class Pump:
         roster: Roster,
         watch: StoreWatch,
         suspects: Suspects,
+        breakers: Breakers,
         telemetry: Telemetry,
         on_progress: Callable[[str], None],
     ) -> None:
@@ -75,6 +77,7 @@ class Pump:
         self._roster = roster
         self._watch = watch
         self._suspects = suspects
+        self._breakers = breakers
         self._suspected: list[tuple[Received, int]] = []
         """Heads whose worker died, with the number of starts the next one is."""
         self._telemetry = telemetry
@@ -165,7 +168,10 @@ class Pump:
                 self._spawn_burial(received, received.undecodable)
             elif received.work.id in by_id:
                 self._hold(received, _BUSY_SECONDS)
+            elif not self._breakers.admits(received.work.type):
+                self._hold(received, self._breakers.seconds_until_probe(received.work.type))
             else:
+                self._breakers.started(received.work.type)
                 by_id[received.work.id] = received
         if by_id:
             await self._claim([received.work for received in by_id.values()], by_id)
@@ -176,6 +182,7 @@ class Pump:
         except StoreUnavailable as error:
             self._watch.failed(error)
             for work in works:
+                self._breakers.gave_up(work.type)
                 self._hold(by_id[work.id], _OUTAGE_SECONDS * (0.5 + random.random()))
             return
         except _UNSTORABLE as error:
@@ -197,6 +204,8 @@ class Pump:
         await self._claim(works[middle:], by_id)
 
     def _dispatch(self, claimed: Claimed, by_id: Mapping[UUID, Received]) -> None:
+        for work in (*claimed.parked, *claimed.contended, *claimed.lost):
+            self._breakers.gave_up(work.type)
         for work in claimed.started:
             received = by_id[work.id]
             self._spawn(received, self._run(received))

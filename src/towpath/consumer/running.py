@@ -9,25 +9,24 @@ from typing import Final
 
 from towpath.app import App
 from towpath.brokers.ports import Delivery
+from towpath.consumer.breakers import Breakers
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
 from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
 from towpath.consumer.policy import End, Wait, decide
+from towpath.consumer.reporting import Report
 from towpath.consumer.settling import GroupCommit, until_available
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError
 from towpath.failures import Failure
 from towpath.states import TaskState, WaitingFor
 from towpath.store.claims import ClaimStore
+from towpath.store.deaths import Stage
 from towpath.store.doubts import DoubtStore
 from towpath.store.settles import SettleStore
 from towpath.store.work import Standing, Work
-from towpath.telemetry import names
-from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import Telemetry
 from towpath.telemetry.tracing import ProcessSpan, process_span
-
-log = event_logger(__name__)
 
 _TROUBLE_SECONDS: Final = 5.0
 
@@ -54,6 +53,7 @@ class Runner:
         doubts: DoubtStore,
         group_commit: GroupCommit,
         executor: Executor,
+        breakers: Breakers,
         telemetry: Telemetry,
         wake_due_after: Callable[[float], None],
         concurrency: int,
@@ -64,7 +64,8 @@ class Runner:
         self._doubts = doubts
         self._group_commit = group_commit
         self._executor = executor
-        self._telemetry = telemetry
+        self._breakers = breakers
+        self._report = Report(app.name, telemetry)
         self._wake_due_after = wake_due_after
         self._phases: dict[Work, _Phase] = {}
         shared = asyncio.Semaphore(concurrency)
@@ -80,7 +81,7 @@ class Runner:
 
         Only cancellation is raised, and then nothing was settled.
         """
-        self._telemetry.add(names.TASKS_CLAIMED, 1, group=self._app.name, trigger=work.trigger)
+        self._report.claimed(work)
         began = time.monotonic()
         self._phases[work] = _Phase.HANDLING
         headers = work.headers if work.trace is None else (("traceparent", work.trace.encode()),)
@@ -102,19 +103,12 @@ class Runner:
                 outcome = await self._settle(work, execution, span, delivery)
         finally:
             del self._phases[work]
-        self._telemetry.record(
-            names.PROCESS_DURATION,
-            time.monotonic() - began,
-            destination=work.source,
-            group=self._app.name,
-            type=work.type,
-            error_type=execution.failure.error_class if isinstance(execution, Failed) else None,
-        )
         if outcome is None:
-            log.info("task.result_dropped", group=self._app.name, message_id=str(work.id), type=work.type)
+            self._report.dropped(work)
             findings = await until_available(lambda: self._claims.findings([work.id]))
             return self.may_acknowledge(work, findings[work.id].standing)
-        self._telemetry.add(names.TASKS_SETTLED, 1, group=self._app.name, type=work.type, outcome=outcome)
+        error_class = execution.failure.error_class if isinstance(execution, Failed) else None
+        self._report.settled(work, outcome, time.monotonic() - began, error_class)
         return True
 
     async def _execute(self, work: Work, max_deliveries: int) -> Execution:
@@ -159,7 +153,7 @@ class Runner:
     def may_acknowledge(self, work: Work, standing: Standing) -> bool:
         """Whether a message that was not won or lost its token needs no more of this member."""
         if standing is Standing.MISSING and work.envelope is not None and work.envelope.body == "row":
-            log.warning("task.row_missing", group=self._app.name, message_id=str(work.id), type=work.type)
+            self._report.row_missing(work)
             return True
         return standing is Standing.SETTLED
 
@@ -174,10 +168,10 @@ class Runner:
                 lambda: self._settles.dead_on_arrival(work, failure, origin=origin_of(delivery))
             )
         except Exception as trouble:  # noqa: BLE001 - the catalog refuses it: nothing is lost, it waits
-            self._note_trouble(work, trouble)
+            self._report.trouble(work, trouble)
             await asyncio.sleep(_TROUBLE_SECONDS)
             return False
-        self._note_death(work, failure, "decode")
+        self._died(work, failure, "decode")
         crash_point(CrashPoint.BURIED_BEFORE_ACK)
         return True
 
@@ -189,9 +183,10 @@ class Runner:
             case Dropped():
                 return None
             case Committed(state=state, promoted_count=promoted, reason_code=reason):
+                self._succeeded(work)
                 if promoted:
                     self._wake_due_after(0.0)
-                return self._note_end(work, span, state, reason)
+                return self._report.ended(work, span, state, reason)
             case Done(state=TaskState.SUCCEEDED):
                 try:
                     if not await self._group_commit.settle(work, execution.result):
@@ -200,17 +195,19 @@ class Runner:
                     return await self._settle(
                         work, Failed(self._app.classifier.classify(error)), span, delivery
                     )
-                return self._note_end(work, span, TaskState.SUCCEEDED, None)
+                self._succeeded(work)
+                return self._report.ended(work, span, TaskState.SUCCEEDED, None)
             case Done(reason_code=reason):
                 failure = Failure("reject", reason or "rejected", error_message=execution.detail or "")
                 return await self._settle(work, Failed(failure), span, delivery)
             case InDoubt(failure=failure):
                 return await until_available(lambda: self._doubt(work, failure, span))
             case Failed() as failed:
+                self._failed(work, failed.failure)
                 try:
                     return await until_available(lambda: self._fail(work, failed, span, delivery))
                 except Exception as trouble:  # noqa: BLE001 - nothing is lost: the row goes back
-                    self._note_trouble(work, trouble)
+                    self._report.trouble(work, trouble)
                     await asyncio.sleep(_TROUBLE_SECONDS)
                     await until_available(lambda: self._settles.hand_back([work]))
                     return None
@@ -220,7 +217,7 @@ class Runner:
         seconds = self._app.retry.base_delay.total_seconds()
         if not await self._doubts.doubt(work, failure, reconcile_after_seconds=seconds):
             return None
-        return self._note_end(work, span, TaskState.UNKNOWN, failure.reason_code)
+        return self._report.ended(work, span, TaskState.UNKNOWN, failure.reason_code)
 
     async def _fail(
         self, work: Work, failed: Failed, span: ProcessSpan, delivery: Delivery | None
@@ -229,6 +226,10 @@ class Runner:
         span.failed(failure)
         if failure is _CANCELLED:
             return await self._end(work, TaskState.CANCELLED, failed, 0, span, delivery)
+        free = self._breakers.waits(work.type, failure)
+        if free is not None:
+            rest = Wait(free, WaitingFor.RETRY, spent=0, counts_towards_age=False)
+            return await self._wait(work, rest, failure, span)
         handler = self._app.handlers.get(work.type)
         age = timedelta(seconds=work.age_seconds + time.monotonic() - work.claimed_at)
         decision = decide(
@@ -257,29 +258,7 @@ class Runner:
             return None
         crash_point(CrashPoint.WAITING_BEFORE_ACK)
         self._wake_due_after(seconds)
-        span.retry_scheduled(decision.delay)
-        labels = {"group": self._app.name, "type": work.type}
-        if decision.waiting_for is WaitingFor.SNOOZE:
-            log.info(
-                "task.snoozed",
-                **labels,
-                message_id=str(work.id),
-                reason=failure.reason_code,
-                delay_seconds=round(seconds, 3),
-            )
-        else:
-            self._telemetry.add(names.TASK_RETRIES, 1, **labels, reason=failure.reason_code)
-            log.info(
-                "task.retry_scheduled",
-                **labels,
-                message_id=str(work.id),
-                attempt=waits.attempt,
-                reason=failure.reason_code,
-                delay_seconds=round(seconds, 3),
-                fingerprint=failure.fingerprint,
-            )
-        span.settled(decision.waiting_for.value, failure.reason_code)
-        return decision.waiting_for.value
+        return self._report.waits(work, waits, decision.delay, decision.waiting_for, failure, span)
 
     async def _end(
         self,
@@ -299,41 +278,27 @@ class Runner:
         if promoted:
             self._wake_due_after(0.0)
         if state is TaskState.DEAD:
-            self._note_death(work, failure, stage)
+            self._died(work, failure, stage)
             crash_point(CrashPoint.BURIED_BEFORE_ACK)
-        return self._note_end(work, span, state, failure.reason_code)
+        return self._report.ended(work, span, state, failure.reason_code)
 
-    def _note_end(self, work: Work, span: ProcessSpan, state: TaskState, reason: str | None) -> str:
-        outcome = state.value.lower()
-        span.settled(outcome, reason)
-        labels = {"group": self._app.name, "message_id": str(work.id), "type": work.type}
-        if state is TaskState.FAILED:
-            log.info("task.rejected", **labels, reason=reason)
-        elif state is TaskState.EXPIRED:
-            log.warning("task.expired", **labels)
-        elif state is TaskState.UNKNOWN:
-            log.warning("task.unknown", **labels, reason=reason)
-        return outcome
+    def _succeeded(self, work: Work) -> None:
+        """A message ended well, or was rejected by a handler that worked."""
+        breaker = self._breakers.note_success(work.type)
+        self._report.breaker(breaker, len(self._breakers.opened()))
 
-    def _note_trouble(self, work: Work, trouble: Exception) -> None:
-        log.error(
-            "task.settle_failed", exc=trouble, group=self._app.name, message_id=str(work.id), type=work.type
-        )
+    def _failed(self, work: Work, failure: Failure) -> None:
+        """A handler raised: perhaps its dependency is away for everybody."""
+        if failure.kind == "reject":
+            self._succeeded(work)
+            return
+        breaker = self._breakers.note_failure(work.type, work.lane or work.id, failure)
+        self._report.breaker(breaker, len(self._breakers.opened()))
 
-    def _note_death(self, work: Work, failure: Failure, stage: str) -> None:
-        self._telemetry.add(
-            names.DEAD_LETTERS, 1, group=self._app.name, stage=stage, reason=failure.reason_code
-        )
-        log.warning(
-            "task.died",
-            group=self._app.name,
-            message_id=str(work.id),
-            type=work.type,
-            attempt=work.attempt + 1,
-            reason=failure.reason_code,
-            stage=stage,
-            fingerprint=failure.fingerprint,
-        )
+    def _died(self, work: Work, failure: Failure, stage: Stage) -> None:
+        self._report.died(work, failure, stage)
+        breaker = self._breakers.note_death(work.type, failure.reason_code)
+        self._report.breaker(breaker, len(self._breakers.opened()))
 
 
 def _exhausted_deliveries(count: int) -> Failure:

@@ -8,6 +8,7 @@ from typing import Final
 
 from towpath.app import App
 from towpath.backoff import parse_duration
+from towpath.consumer.breakers import Breakers
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
 from towpath.consumer.suspects import Suspects
@@ -64,11 +65,13 @@ class DueLoop:
         roster: Roster,
         watch: StoreWatch,
         suspects: Suspects,
+        breakers: Breakers,
         wake: asyncio.Event,
         on_progress: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._suspects = suspects
+        self._breakers = breakers
         self._claims = claims
         self._runner = runner
         self._roster = roster
@@ -94,7 +97,8 @@ class DueLoop:
 
     async def _start(self, limit: int) -> int:
         try:
-            works = await self._claims.start_due(limit, self._admission())
+            closed = self._breakers.closed_types()
+            works = await self._claims.start_due(limit, without=closed, may_start=self._admission())
         except StoreUnavailable as error:
             self._watch.failed(error)
             return 0
@@ -104,11 +108,15 @@ class DueLoop:
             self._spawn(work)
         return len(works)
 
-    def _admission(self) -> Callable[[int], bool]:
-        """Who may start in this round: whoever never lost a worker, and one suspect of each kind."""
-        admitted: set[int] = set()
+    def _admission(self) -> Callable[[str, int], bool]:
+        """Who may start in this round: whoever never lost a worker, one suspect of each kind, one probe."""
+        admitted: set[int | str] = set()
 
-        def may_start(start: int) -> bool:
+        def may_start(type_: str, start: int) -> bool:
+            if self._breakers.is_open(type_):
+                if type_ in admitted:
+                    return False
+                admitted.add(type_)
             if start <= 1:
                 return not self._suspects.wants_quiet
             if start in admitted or not self._suspects.may_start(start, self._roster.count):
@@ -119,6 +127,7 @@ class DueLoop:
         return may_start
 
     def _spawn(self, work: Work) -> None:
+        self._breakers.started(work.type)
         start = work.deliveries
         if start > 1:
             self._suspects.started(start)

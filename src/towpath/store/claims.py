@@ -1,7 +1,7 @@
 """Claims: from a broker message or a due row to a RUNNING row under a token, in committed batches."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -177,16 +177,23 @@ class ClaimStore:
         found = {row["id"]: Finding(_standing(row), row["deliveries"]) for row in rows}
         return {id_: found.get(id_, Finding(Standing.MISSING)) for id_ in ids}
 
-    async def start_due(self, limit: int, may_start: Callable[[int], bool] = lambda _: True) -> list[Work]:
+    async def start_due(
+        self,
+        limit: int,
+        *,
+        without: Collection[str] = (),
+        may_start: Callable[[str, int], bool] = lambda _type, _start: True,
+    ) -> list[Work]:
         """Start up to `limit` due rows; each lane at most once. Raises StoreUnavailable.
 
-        `may_start` is asked with the number of starts it would be, 1 where no worker was lost.
+        `may_start` is asked with the type and the number of starts it would be, 1 where no worker
+        was lost. Types in `without` are not looked at.
         """
         with store_errors():
-            due = await self._database.pool.fetch(self._sql["due_lanes"], self._group, limit)
+            due = await self._database.pool.fetch(self._sql["due_lanes"], self._group, limit, list(without))
         first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
         for row in due:
-            if may_start(row["deliveries"] + 1):
+            if may_start(row["type"], row["deliveries"] + 1):
                 first_of_lane.setdefault((row["source"], row["lane"] or row["id"]), row["id"])
         ids = list(first_of_lane.values())
         if not ids:

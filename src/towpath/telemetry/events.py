@@ -78,6 +78,8 @@ _EVENTS: Final = (
     _event("task.unknown", "Its at-most-once effect may have happened.", "group message_id type reason"),
     _event("task.reconciled", "What became of its effect was found out.", "group message_id type outcome"),
     _event("task.reconcile_failed", "Asking what became of it failed.", "group message_id type error"),
+    _event("breaker.opened", "A dependency fails for everybody; it is probed.", "group scope reason"),
+    _event("breaker.closed", "A probe succeeded.", "group scope"),
     _event("task.parked", "It waits behind another message of its key.", "group message_id type"),
     _event("task.result_dropped", "Somebody else took it over.", "group message_id type"),
     _event(

@@ -203,6 +203,13 @@ WORKER_LEASES_LOST: Final = Metric(
     "Times a worker found its lease lapsed.",
     ("group",),
 )
+BREAKERS_OPEN: Final = Metric(
+    "towpath.breakers.open",
+    "gauge",
+    "{breaker}",
+    "Dependencies, or handlers with a storm of dead letters, that are probed one message at a time.",
+    ("group",),
+)
 TASKS_REAPED: Final = Metric(
     "towpath.tasks.reaped",
     "counter",
@@ -226,6 +233,7 @@ METRICS: Final = (
     TASK_RETRIES,
     DEAD_LETTERS,
     WORKER_LEASES_LOST,
+    BREAKERS_OPEN,
     TASKS_REAPED,
 )
 

@@ -74,9 +74,9 @@ select t.id, t.state, t.held_by, t.deliveries,
   from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[])
 
 -- name: due_lanes
--- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
-select t.id, t.source, t.lane, t.waiting_for, t.deliveries from towpath.task t
- where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock()
+-- Due heads of a group, oldest first, but of the types $3, which wait for their dependency. Locks nothing; index: task_due, then task_running_lane.
+select t.id, t.type, t.source, t.lane, t.waiting_for, t.deliveries from towpath.task t
+ where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock() and t.type <> all($3::text[])
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
  order by t.due_at limit $2

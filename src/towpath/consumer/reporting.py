@@ -1,0 +1,123 @@
+"""What a consumer says about outcomes: log events, metrics, the attributes of the span."""
+
+from datetime import timedelta
+
+from towpath.consumer.breakers import Breaker
+from towpath.failures import Failure
+from towpath.states import TaskState, WaitingFor
+from towpath.store.settles import Waits
+from towpath.store.work import Work
+from towpath.telemetry import names
+from towpath.telemetry.logging import event_logger
+from towpath.telemetry.metrics import Telemetry
+from towpath.telemetry.tracing import ProcessSpan
+
+log = event_logger(__name__)
+
+
+class Report:
+    """Speaks for one consumer group."""
+
+    def __init__(self, group: str, telemetry: Telemetry) -> None:
+        self._group = group
+        self._telemetry = telemetry
+
+    def claimed(self, work: Work) -> None:
+        """An attempt begins."""
+        self._telemetry.add(names.TASKS_CLAIMED, 1, group=self._group, trigger=work.trigger)
+
+    def settled(self, work: Work, outcome: str, seconds: float, error_class: str | None) -> None:
+        """An attempt ended in `outcome`; the database knows."""
+        self._telemetry.record(
+            names.PROCESS_DURATION,
+            seconds,
+            destination=work.source,
+            group=self._group,
+            type=work.type,
+            error_type=error_class,
+        )
+        self._telemetry.add(names.TASKS_SETTLED, 1, group=self._group, type=work.type, outcome=outcome)
+
+    def dropped(self, work: Work) -> None:
+        """The result found its token gone."""
+        log.info("task.result_dropped", group=self._group, message_id=str(work.id), type=work.type)
+
+    def row_missing(self, work: Work) -> None:
+        """A submitted task's row is gone."""
+        log.warning("task.row_missing", group=self._group, message_id=str(work.id), type=work.type)
+
+    def waits(
+        self,
+        work: Work,
+        waits: Waits,
+        delay: timedelta,
+        waiting_for: WaitingFor,
+        failure: Failure,
+        span: ProcessSpan,
+    ) -> str:
+        """It comes again."""
+        seconds = delay.total_seconds()
+        labels = {"group": self._group, "type": work.type}
+        span.retry_scheduled(delay)
+        if waiting_for is WaitingFor.SNOOZE:
+            log.info(
+                "task.snoozed",
+                **labels,
+                message_id=str(work.id),
+                reason=failure.reason_code,
+                delay_seconds=round(seconds, 3),
+            )
+        else:
+            self._telemetry.add(names.TASK_RETRIES, 1, **labels, reason=failure.reason_code)
+            log.info(
+                "task.retry_scheduled",
+                **labels,
+                message_id=str(work.id),
+                attempt=waits.attempt,
+                reason=failure.reason_code,
+                delay_seconds=round(seconds, 3),
+                fingerprint=failure.fingerprint,
+            )
+        span.settled(waiting_for.value, failure.reason_code)
+        return waiting_for.value
+
+    def ended(self, work: Work, span: ProcessSpan, state: TaskState, reason: str | None) -> str:
+        """It is over, or in doubt. Returns the outcome's name."""
+        outcome = state.value.lower()
+        span.settled(outcome, reason)
+        labels = {"group": self._group, "message_id": str(work.id), "type": work.type}
+        if state is TaskState.FAILED:
+            log.info("task.rejected", **labels, reason=reason)
+        elif state is TaskState.EXPIRED:
+            log.warning("task.expired", **labels)
+        elif state is TaskState.UNKNOWN:
+            log.warning("task.unknown", **labels, reason=reason)
+        return outcome
+
+    def died(self, work: Work, failure: Failure, stage: str) -> None:
+        """It is in the catalog."""
+        self._telemetry.add(names.DEAD_LETTERS, 1, group=self._group, stage=stage, reason=failure.reason_code)
+        log.warning(
+            "task.died",
+            group=self._group,
+            message_id=str(work.id),
+            type=work.type,
+            attempt=work.attempt + 1,
+            reason=failure.reason_code,
+            stage=stage,
+            fingerprint=failure.fingerprint,
+        )
+
+    def trouble(self, work: Work, error: Exception) -> None:
+        """The database refused an outcome."""
+        log.error("task.settle_failed", exc=error, group=self._group, message_id=str(work.id), type=work.type)
+
+    def breaker(self, breaker: Breaker | None, open_count: int) -> None:
+        """A breaker opened or closed; None: nothing happened."""
+        if breaker is None:
+            return
+        self._telemetry.set(names.BREAKERS_OPEN, open_count, group=self._group)
+        if breaker.is_open:
+            log.error("breaker.opened", group=self._group, scope=breaker.scope, reason=breaker.reason)
+        else:
+            log.info("breaker.closed", group=self._group, scope=breaker.scope)

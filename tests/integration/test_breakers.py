@@ -1,0 +1,78 @@
+"""A dependency that is away for everybody is probed by one message at a time, and nothing is spent."""
+
+from datetime import timedelta
+
+from tests.integration.engine import Engine, Note, Posted, depot, running, until
+from towpath import App, Call, RetryPolicy
+from towpath.consumer import breakers
+
+
+class Warehouse:
+    """An outside system that answers only when it is open."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.calls = 0
+
+    def app(self) -> App:
+        app = depot(retry=RetryPolicy(attempts=3, base="5ms", cap="20ms"), ordering="none")
+
+        @app.idempotent(dependency="warehouse")
+        async def store(posted: Posted, call: Call) -> None:
+            self.calls += 1
+            if not self.is_open:
+                raise ConnectionError("closed")
+
+        @app.idempotent()
+        async def note(left: Note, call: Call) -> None: ...
+
+        return app
+
+
+async def test_an_outage_of_a_dependency_kills_nothing_and_other_handlers_go_on(
+    migrated_url: str,
+) -> None:
+    """C14: 60 messages with three attempts each outlast it; few calls are made meanwhile."""
+    warehouse = Warehouse()
+    async with running(warehouse.app(), migrated_url, concurrency=8, max_in_flight=200) as depot_:
+        ids = [await depot_.publish(Posted(f"p{number}", number)) for number in range(60)]
+        await until(lambda: warehouse.calls >= 10)
+        note = await depot_.publish(Note(1))
+        await depot_.reaches(note, "SUCCEEDED")
+        before = warehouse.calls
+        await depot_.db.execute("select pg_sleep(2)")
+        assert warehouse.calls - before <= 6
+        assert [] == await depot_.letters()
+        warehouse.is_open = True
+        for message_id in ids:
+            row = await depot_.reaches(message_id, "SUCCEEDED")
+            assert row["attempt"] <= 3
+        assert [] == await depot_.letters()
+
+
+async def test_a_storm_of_deaths_pauses_its_handler_alone(migrated_url: str) -> None:
+    """D8: after most of the last 200 ends died of one reason, one at a time is tried."""
+    app = depot(retry=RetryPolicy(attempts=1), ordering="none")
+
+    @app.idempotent()
+    async def store(posted: Posted, call: Call) -> None:
+        raise LookupError("no such shelf")
+
+    @app.idempotent()
+    async def note(left: Note, call: Call) -> None: ...
+
+    count = breakers.STORM_WINDOW + 100
+    async with running(
+        app, migrated_url, concurrency=4, max_in_flight=400, lease=timedelta(seconds=30)
+    ) as depot_:
+        for number in range(count):
+            await depot_.publish(Posted(f"p{number}", number))
+        await until(lambda: _dead(depot_, breakers.STORM_WINDOW))
+        await depot_.reaches(await depot_.publish(Note(1)), "SUCCEEDED")
+        await depot_.db.execute("select pg_sleep(1.5)")
+        dead = await depot_.db.fetchval("select count(*) from towpath.dead_letter")
+        assert breakers.STORM_WINDOW <= dead < breakers.STORM_WINDOW + 30
+
+
+async def _dead(depot_: Engine, at_least: int) -> bool:
+    return len(await depot_.letters()) >= at_least
