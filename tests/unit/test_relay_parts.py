@@ -1,7 +1,7 @@
 """The relay's pure parts: pace, shares, messages, verdicts, progress, trimming, time away."""
 
 import struct
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,7 +10,7 @@ import pytest
 from towpath.backoff import RetryPolicy
 from towpath.brokers.ports import OutboundMessage, PublishResult
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused, SettingsError
-from towpath.messages.envelope import Envelope, source_of, wire_headers
+from towpath.messages.envelope import Envelope, read_envelope, source_of, wire_headers
 from towpath.relay.away import Away
 from towpath.relay.heartbeat import fair_share
 from towpath.relay.hooks import RelayHooks
@@ -45,7 +45,7 @@ def row(id_: int = 1, *, shard: int = 0, key: str | None = "k", kind: str = "eve
         "application/json",
         given["headers"],
         given["payload"],
-        given.get("created_at", CREATED_AT),
+        given.get("created_at", (CREATED_AT - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)),
         given.get("key_hash", 65),
         True,
     )
@@ -120,6 +120,18 @@ def test_a_message_carries_the_headers_that_the_envelope_defines(kind: Any) -> N
     assert (message.headers, refused) == (expected, {})
     assert message == again
     assert (message.address, message.sequence, message.routing_slot) == ("orders-topic", 5, 1)
+
+
+@pytest.mark.parametrize(
+    "instant",
+    [datetime(2026, 7, 1, tzinfo=UTC), datetime(1999, 12, 31, 23, 59, 59, 1, tzinfo=UTC), CREATED_AT],
+)
+def test_the_time_of_a_message_is_written_as_the_envelope_does(instant: datetime) -> None:
+    """R26"""
+    microseconds = (instant - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    (message,), _ = Outbound(INSTALLATION, {}).messages([row(created_at=microseconds)])
+    assert read_envelope(message.headers).occurred_at == instant
+    assert ("ce_time", instant.isoformat().replace("+00:00", "Z").encode()) in message.headers
 
 
 def test_a_copy_carries_its_headers_as_stored() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
@@ -18,6 +18,9 @@ from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 from towpath.telemetry.sending import SendTracer, SentWindow
+
+_EPOCH_SECONDS: Final = 946_684_800
+"""Of 2000-01-01, from which Postgres counts."""
 
 log: Final = event_logger("towpath.relay")
 
@@ -52,7 +55,7 @@ class RelayHooks:
             telemetry.add(names.SENT_MESSAGES, 1, error_type=refusal.reason, **labels)
         telemetry.record(names.OPERATION_DURATION, seconds, **labels)
         telemetry.record(names.RELAY_WINDOW_ROWS, len(messages), system=self._system)
-        age = (datetime.now(UTC) - batch.rows[0][CREATED_AT]).total_seconds()
+        age = time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000
         telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age), system=self._system)
 
     def oldest_unsent(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from towpath.messages.envelope import Body, Envelope, WireKind, source_of, wire_
 from towpath.messages.headers import load_headers
 from towpath.store.outbox import Row
 
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _PLACEHOLDER: Final = Envelope(
     message_id=UUID(int=0),
     type="type",
@@ -35,6 +36,8 @@ class Outbound:
     def __init__(self, installation: str, addresses: dict[str, str]) -> None:
         self._installation = installation
         self._addresses = addresses
+        self._second: int | None = None
+        self._second_text = b""
         self._templates: dict[tuple[str, str, str, str, str], tuple[str, Headers]] = {}
 
     def readdress(self, addresses: dict[str, str]) -> None:
@@ -76,7 +79,7 @@ class Outbound:
             if own:
                 pairs = [*own, *stored]
                 pairs[_AT_ID] = (names.CE_ID, str(message_id).encode())
-                pairs[_AT_TIME] = (names.CE_TIME, created_at.isoformat().replace("+00:00", "Z").encode())
+                pairs[_AT_TIME] = (names.CE_TIME, self._time(created_at))
                 pairs[_AT_SEQUENCE] = (names.SEQUENCE, b"%d" % id_)
                 stored = tuple(pairs)
             made.append(
@@ -85,6 +88,14 @@ class Outbound:
                 )
             )
         return made, refused
+
+    def _time(self, microseconds: int) -> bytes:
+        """As the envelope writes it; the part up to the second is made once per second."""
+        second, rest = divmod(microseconds, 1_000_000)
+        if second != self._second:
+            self._second = second
+            self._second_text = (_EPOCH + timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%S").encode()
+        return b"%b.%06dZ" % (self._second_text, rest) if rest else self._second_text + b"Z"
 
     def _add_template(
         self, kind: str, body: Body, destination: str, type_: str, content_type: str

@@ -126,6 +126,7 @@ class Reading:
         if reader is None:
             self._shards.forget()
             store = self._store = OutboxReader(connection, self._schema)
+            await store.prepare()
             server, _ = await store.server()
             outbound = Outbound(await store.installation(), await store.destinations())
             reader = self._reader = Reader(store, server, outbound, self._options)

@@ -29,6 +29,7 @@ CONTENT_TYPE: Final = 7
 HEADERS: Final = 8
 PAYLOAD: Final = 9
 CREATED_AT: Final = 10
+"""Microseconds since 2000-01-01 UTC, as Postgres keeps it: a datetime per row is dear."""
 
 _KEY: Final = struct.Struct("!QQ")
 
@@ -118,6 +119,12 @@ class OutboxReader:
         self._connection = connection
         self._sql = load("relay", schema)
 
+    async def prepare(self) -> None:
+        """Set up the connection: timestamps come as integers."""
+        await self._connection.set_type_codec(
+            "timestamptz", schema="pg_catalog", format="tuple", encoder=_as_tuple, decoder=_from_tuple
+        )
+
     async def server(self) -> tuple[Server, Snapshot]:
         """Which server this is, and its present snapshot. Raises StoreUnavailable on a standby."""
         row = await self._connection.fetchrow(self._sql["server"])
@@ -202,3 +209,11 @@ class OutboxReader:
 
 def _standby() -> StoreUnavailable:
     return StoreUnavailable("the database is a standby: the relay needs the primary")
+
+
+def _as_tuple(microseconds: int) -> tuple[int]:
+    return (microseconds,)
+
+
+def _from_tuple(given: tuple[int]) -> int:
+    return given[0]
