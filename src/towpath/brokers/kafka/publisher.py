@@ -101,8 +101,9 @@ class KafkaPublisher:
         limit = self._config.max_message_bytes
         sendable = []
         for index, message in enumerate(window):
-            size = message.size_bytes + 8 * len(message.headers)
-            if size > limit + RECORD_OVERHEAD_BYTES // 2 or message.size_bytes > limit:
+            bare = message.size_bytes  # adds up every header: once per message is enough
+            size = bare + 8 * len(message.headers)
+            if bare > limit or size > limit + RECORD_OVERHEAD_BYTES // 2:
                 result.refused[index] = MessageRefused("too_large", f"{size} bytes, the limit is {limit}")
                 key = order_key(message)
                 if key is not None:
