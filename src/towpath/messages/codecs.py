@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -40,6 +40,8 @@ T = TypeVar("T")
 class _Codec:
     dump: Callable[[Any], bytes]
     load: Callable[[bytes], Any]
+    plain: Callable[[Any], Any]
+    """Field values as something that msgspec can encode."""
 
 
 def encode(payload: object) -> tuple[bytes, str]:
@@ -93,12 +95,8 @@ def decode(cls: type[T], data: bytes | None, content_type: str | None) -> T:
 
 def canonical_fields(payload: object, names: Sequence[str]) -> bytes:
     """The same bytes for equal values of these fields, whatever the process. Raises InvalidMessage."""
-    values: object = {name: getattr(payload, name) for name in names}
     try:
-        if is_pydantic(type(payload)):
-            from pydantic_core import to_jsonable_python  # noqa: PLC0415 - installed with pydantic
-
-            values = to_jsonable_python(values)
+        values = _codec(type(payload)).plain({name: getattr(payload, name) for name in names})
         return _canonical.encode(values)
     except _BAD_DATA as error:
         name = type(payload).__qualname__
@@ -141,7 +139,7 @@ def _msgspec_codec(cls: type) -> _Codec:
             raise DecodeError("not_json", _short(error)) from error
 
     # Sets in one order, so that the same task submitted by two processes is the same body.
-    return _Codec(msgspec.json.Encoder(order="deterministic").encode, load)
+    return _Codec(msgspec.json.Encoder(order="deterministic").encode, load, plain=lambda values: values)
 
 
 def _pydantic_codec(cls: type) -> _Codec:
@@ -163,7 +161,7 @@ def _pydantic_codec(cls: type) -> _Codec:
             more = f" and {len(errors) - _SHOWN_ERRORS} more" if len(errors) > _SHOWN_ERRORS else ""
             raise DecodeError(reason, "; ".join(shown)[:_DETAIL_LIMIT] + more) from None
 
-    return _Codec(dump, load)
+    return _Codec(dump, load, plain=partial(TypeAdapter(Any).dump_python, mode="json"))
 
 
 def _check_values(value: object, path: str = "$") -> None:

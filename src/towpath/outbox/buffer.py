@@ -101,6 +101,8 @@ def add(session: Session, rows: Iterable[OutboxRow], schema: str) -> None:
     """Keep rows until the session's transaction commits."""
     pending = _pending(session)
     pending.rows.extend((schema, row) for row in rows)
+    if not pending.rows:
+        return
     if pending.is_committing:
         _prepare_to_commit(session, pending)
     _guard(session, pending)
