@@ -7,7 +7,7 @@ and what handlers return or raise. Reading tasks: `tasks`.
 from towpath import tasks
 from towpath.app import App
 from towpath.backoff import RetryPolicy
-from towpath.context import Attempt, Batch, Call, OnceCall, Tx
+from towpath.context import Attempt, Batch, Call, OnceCall, SyncCall, SyncTx, Tx
 from towpath.errors import TowpathError
 from towpath.messages import Message, RawMessage, event, task
 from towpath.outbox import Outbox, emit, emit_many, send, submit
@@ -32,6 +32,8 @@ __all__ = [
     "RetryPolicy",
     "Snooze",
     "StillUnknown",
+    "SyncCall",
+    "SyncTx",
     "TaskHandle",
     "TaskId",
     "TaskState",

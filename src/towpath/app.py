@@ -11,7 +11,7 @@ from uuid import UUID
 
 from towpath.backoff import RetryPolicy, parse_duration
 from towpath.brokers.ports import Delivery, dead_letter_address
-from towpath.context import Attempt, Batch, Call, OnceCall, Tx
+from towpath.context import Attempt, Batch, Call, OnceCall, SyncCall, SyncTx, Tx
 from towpath.failures import Classifier, Rule
 from towpath.handlers import (
     BatchLimits,
@@ -50,6 +50,10 @@ class _Transactional(Protocol):
     ) -> Callable[Concatenate[M, Tx, P], Awaitable[Reject | None]]: ...
     @overload
     def __call__(
+        self, function: Callable[Concatenate[M, SyncTx, P], Reject | None], /
+    ) -> Callable[Concatenate[M, SyncTx, P], Reject | None]: ...
+    @overload
+    def __call__(
         self, function: Callable[[M], Awaitable[Reject | None]], /
     ) -> Callable[[M], Awaitable[Reject | None]]: ...
 
@@ -59,6 +63,10 @@ class _Idempotent(Protocol):
     def __call__(
         self, function: Callable[Concatenate[M, Call, P], Awaitable[R]], /
     ) -> Callable[Concatenate[M, Call, P], Awaitable[R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[M, SyncCall, P], R], /
+    ) -> Callable[Concatenate[M, SyncCall, P], R]: ...
     @overload
     def __call__(self, function: Callable[[M], Awaitable[R]], /) -> Callable[[M], Awaitable[R]]: ...
 
@@ -254,6 +262,7 @@ class App:
             payload_class=None if signature.payload is bytes else signature.payload,
             wants_message=signature.wants_message,
             wants_context=signature.wants_context,
+            is_sync=signature.is_sync,
             resources=signature.resources,
             retry=retry or self.retry,
             timeout=limit,

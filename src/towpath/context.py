@@ -4,13 +4,14 @@ A `Tx` has a session and no clock of its own; a `Call` has an idempotency key an
 long handler cannot sit in a transaction by mistake.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from towpath.errors import UsageError
 from towpath.messages import Envelope, HeadersInput, Message
@@ -20,6 +21,16 @@ from towpath.outbox.rows import Declared, Key
 STEP_LIMIT = 100
 
 T = TypeVar("T")
+
+_NO_COMMIT = (
+    "tx.session.commit() is refused: the transaction commits together with the task's state when the "
+    "handler returns; return to commit, raise to roll back, or use session.begin_nested()"
+)
+_NO_ROLLBACK = "tx.session.rollback() is refused: raise to roll back, or use session.begin_nested()"
+_NOT_YOURS = (
+    "the handler closed or ended tx.session: its transaction is the engine's, "
+    "return to commit, raise to roll back, or use session.begin_nested()"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +52,11 @@ class HandlerSession(AsyncSession):
 
     async def commit(self) -> NoReturn:
         """Refused: the engine commits."""
-        raise UsageError(
-            "tx.session.commit() is refused: the transaction commits together with the task's state when the "
-            "handler returns; return to commit, raise to roll back, or use session.begin_nested()"
-        )
+        raise UsageError(_NO_COMMIT)
 
     async def rollback(self) -> NoReturn:
         """Refused: raising rolls back."""
-        raise UsageError(
-            "tx.session.rollback() is refused: raise to roll back, or use session.begin_nested()"
-        )
+        raise UsageError(_NO_ROLLBACK)
 
     async def begin_for_handler(self) -> None:
         """For the engine."""
@@ -60,10 +66,7 @@ class HandlerSession(AsyncSession):
     def check_transaction(self) -> None:
         """For the engine: raise UsageError when the handler ended its transaction in some other way."""
         if self.sync_session.get_transaction() is not self._begun:
-            raise UsageError(
-                "the handler closed or ended tx.session: its transaction is the engine's, "
-                "return to commit, raise to roll back, or use session.begin_nested()"
-            )
+            raise UsageError(_NOT_YOURS)
 
     async def end_with_commit(self) -> None:
         """For the engine."""
@@ -90,6 +93,62 @@ class Tx:
         if self._attempt is None:
             raise UsageError("the transaction of a batch is of many messages: look at batch.messages")
         return self._attempt
+
+    @property
+    def message_id(self) -> UUID:
+        """Stable over redelivery, retry and replay."""
+        return self.attempt.message_id
+
+    def emit(
+        self,
+        payload: object,
+        *,
+        key: Key | Declared = DECLARED,
+        headers: HeadersInput | None = None,
+        destination: str | None = None,
+    ) -> UUID:
+        """Write an event that exists if and only if this transaction commits. Returns its message id."""
+        return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
+
+
+class SyncHandlerSession(Session):
+    """The session of one call of a plain function, in its thread. The engine ends its transaction."""
+
+    def commit(self) -> NoReturn:
+        """Refused: the engine commits."""
+        raise UsageError(_NO_COMMIT)
+
+    def rollback(self) -> NoReturn:
+        """Refused: raising rolls back."""
+        raise UsageError(_NO_ROLLBACK)
+
+    def begin_for_handler(self) -> None:
+        """For the engine."""
+        self._begun = self.begin()
+
+    def check_transaction(self) -> None:
+        """For the engine: raise UsageError when the handler ended its transaction in some other way."""
+        if self.get_transaction() is not self._begun:
+            raise UsageError(_NOT_YOURS)
+
+    def end_with_commit(self) -> None:
+        """For the engine."""
+        Session.commit(self)
+
+    def end_with_rollback(self) -> None:
+        """For the engine."""
+        Session.rollback(self)
+
+
+class SyncTx:
+    """`Tx` for handlers that are plain functions: they run in a thread, with a sync session."""
+
+    __slots__ = ("_outbox", "attempt", "session")
+
+    def __init__(self, session: Session, attempt: Attempt, outbox: Outbox) -> None:
+        self.session = session
+        self.attempt = attempt
+        self._outbox = outbox
 
     @property
     def message_id(self) -> UUID:
@@ -139,13 +198,11 @@ class Settling(Protocol):
 
 
 class _OutsideCall:
-    """What every handler of an outside call is given: the message, a stable key, progress."""
+    """What every handler of an outside call is given: the message and a stable key."""
 
     __slots__ = ("_report", "attempt")
 
-    def __init__(
-        self, attempt: Attempt, report: Callable[[Mapping[str, object]], Awaitable[None] | None]
-    ) -> None:
+    def __init__(self, attempt: Attempt, report: Callable[[Mapping[str, object]], None]) -> None:
         self.attempt = attempt
         self._report = report
 
@@ -162,16 +219,16 @@ class _OutsideCall:
         run = f":{self.attempt.run_no}" if self.attempt.run_no else ""
         return f"{self.message_id}{run}" + ("" if step is None else f":{_checked_step(step)}")
 
+
+class _AsyncCall(_OutsideCall):
+    __slots__ = ()
+
     async def progress(self, fraction: float, *, step: str | None = None) -> None:
         """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins."""
-        if not 0.0 <= fraction <= 1.0:
-            raise UsageError(f"progress is a fraction from 0 to 1, got {fraction!r}")
-        reported = self._report({"fraction": fraction, **({"step": step} if step else {})})
-        if reported is not None:
-            await reported
+        self._report(_progress(fraction, step))
 
 
-class Call(_OutsideCall):
+class Call(_AsyncCall):
     """An outside call with a stable key; no transaction is open while it runs."""
 
     __slots__ = ("_outbox", "_settling")
@@ -182,7 +239,7 @@ class Call(_OutsideCall):
         *,
         outbox: Outbox,
         settling: Settling,
-        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+        report: Callable[[Mapping[str, object]], None],
     ) -> None:
         super().__init__(attempt, report)
         self._outbox = outbox
@@ -199,7 +256,17 @@ class Call(_OutsideCall):
             yield Tx(session, self.attempt, self._outbox)
 
 
-class OnceCall(_OutsideCall):
+class SyncCall(_OutsideCall):
+    """`Call` for handlers that are plain functions: they run in a thread, without a transaction."""
+
+    __slots__ = ()
+
+    def progress(self, fraction: float, *, step: str | None = None) -> None:
+        """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins."""
+        self._report(_progress(fraction, step))
+
+
+class OnceCall(_AsyncCall):
     """An outside call that may not be repeated blindly."""
 
     __slots__ = ("_once",)
@@ -209,7 +276,7 @@ class OnceCall(_OutsideCall):
         attempt: Attempt,
         *,
         once: Beginning,
-        report: Callable[[Mapping[str, object]], Awaitable[None] | None],
+        report: Callable[[Mapping[str, object]], None],
     ) -> None:
         super().__init__(attempt, report)
         self._once = once
@@ -222,6 +289,12 @@ class OnceCall(_OutsideCall):
         twice, LeaseLost when the task was taken over: then the effect must not begin.
         """
         return self._once(_checked_step(step))
+
+
+def _progress(fraction: float, step: str | None) -> dict[str, object]:
+    if not 0.0 <= fraction <= 1.0:
+        raise UsageError(f"progress is a fraction from 0 to 1, got {fraction!r}")
+    return {"fraction": fraction, **({"step": step} if step else {})}
 
 
 def _checked_step(step: str) -> str:

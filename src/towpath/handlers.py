@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from towpath.backoff import RetryPolicy
-from towpath.context import Batch, Call, OnceCall, Tx
+from towpath.context import Batch, Call, OnceCall, SyncCall, SyncTx, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
 from towpath.messages.limits import check_destination, check_type
@@ -32,6 +32,7 @@ CONTEXTS: Mapping[Effect, type] = {
     Effect.AT_MOST_ONCE: OnceCall,
     Effect.BATCH: Tx,
 }
+SYNC_CONTEXTS: Mapping[Effect, type] = {Effect.TRANSACTIONAL: SyncTx, Effect.IDEMPOTENT: SyncCall}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Handler:
     """None: raw bytes."""
     wants_message: bool
     wants_context: bool
+    is_sync: bool
+    """A plain function, which runs in a thread."""
     resources: Mapping[str, AnyClass]
     """Keyword-only parameters and the types that are injected."""
     retry: RetryPolicy
@@ -90,14 +93,18 @@ class Signature:
     payload: Any
     wants_message: bool
     wants_context: bool
+    is_sync: bool
     resources: Mapping[str, AnyClass]
 
 
 def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
     """Check a handler's parameters. Raises InvalidHandler."""
     name = function.__qualname__
-    if not inspect.iscoroutinefunction(function):
-        raise InvalidHandler(f"{name} is a plain function: write `async def {function.__name__}`")
+    is_sync = not inspect.iscoroutinefunction(function)
+    if is_sync and effect not in SYNC_CONTEXTS:
+        raise InvalidHandler(
+            f"{name} is {effect.value} and a plain function: write `async def {function.__name__}`"
+        )
     hints = _hints(name, function)
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -110,18 +117,21 @@ def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
     if payload is None:
         raise InvalidHandler(f"{name}: annotate {positional[0].name!r} with the message class")
     wants_context = len(positional) == 2
-    if wants_context and hints.get(positional[1].name) is not CONTEXTS[effect]:
+    wanted = (SYNC_CONTEXTS if is_sync else CONTEXTS)[effect]
+    given = hints.get(positional[1].name) if wants_context else wanted
+    if given is not wanted:
+        kind = f"{effect.value} and a plain function" if is_sync else effect.value
         raise InvalidHandler(
-            f"{name} is {effect.value}: its second parameter is annotated {CONTEXTS[effect].__name__}, "
-            f"not {getattr(hints.get(positional[1].name), '__name__', hints.get(positional[1].name))}"
+            f"{name} is {kind}: its second parameter is annotated {wanted.__name__}, "
+            f"not {getattr(given, '__name__', given)}"
         )
     wants_message = typing.get_origin(payload) is Message
     if (typing.get_origin(payload) is Batch) is not (effect is Effect.BATCH):
-        wanted = "Batch[…]" if effect is Effect.BATCH else "the message class"
-        raise InvalidHandler(f"{name} is {effect.value}: annotate {positional[0].name!r} with {wanted}")
+        form = "Batch[…]" if effect is Effect.BATCH else "the message class"
+        raise InvalidHandler(f"{name} is {effect.value}: annotate {positional[0].name!r} with {form}")
     if wants_message or effect is Effect.BATCH:
         (payload,) = typing.get_args(payload)
-    return Signature(payload, wants_message, wants_context, resources)
+    return Signature(payload, wants_message, wants_context, is_sync, resources)
 
 
 def read_reconcile(function: Callable[..., Any]) -> Reconcile:

@@ -16,6 +16,7 @@ from towpath import (
     RetryPolicy,
     Snooze,
     StillUnknown,
+    SyncTx,
     Tx,
     Verdict,
     event,
@@ -44,6 +45,12 @@ class Dispatch:
 @event("page.viewed", destination="views")
 @dataclass(frozen=True)
 class PageViewed:
+    url: str
+
+
+@event("page.seen", destination="views")
+@dataclass(frozen=True)
+class PageSeen:
     url: str
 
 
@@ -103,6 +110,11 @@ async def dispatch(order: Dispatch, call: OnceCall, *, api: Api) -> str:
 async def count_views(batch: Batch[PageViewed], tx: Tx) -> None:
     urls: list[str] = [view.url for view in batch.payloads]
     await tx.session.execute(text("insert into view select unnest(:u)"), {"u": urls})
+
+
+@app.transactional()
+def legacy(view: PageSeen, tx: SyncTx) -> None:
+    tx.session.execute(text("insert into seen values (:u)"), {"u": view.url})
 
 
 async def unit_test(tx: Tx) -> None:

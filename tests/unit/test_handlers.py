@@ -138,7 +138,10 @@ async def odd_resource(parcel: Posted, *, carrier: "Carrier | None") -> None: ..
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (plain, "plain is a plain function: write `async def plain`"),
+        (
+            plain,
+            "plain is transactional and a plain function: its second parameter is annotated SyncTx, not Tx",
+        ),
         (nothing, "nothing takes 0 positional parameters: write (payload) or (payload, context)"),
         (too_many, "too_many takes 3 positional parameters: write (payload) or (payload, context)"),
         (starred, "starred: *args and **kwargs cannot be injected"),

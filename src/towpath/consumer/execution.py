@@ -13,6 +13,7 @@ from towpath.consumer.effects.calling import Caller, payload_of, seconds_left
 from towpath.consumer.effects.executions import Execution, Failed, is_transient
 from towpath.consumer.effects.idempotent import Idempotent
 from towpath.consumer.effects.once import AtMostOnce
+from towpath.consumer.effects.sync_transactional import SyncTransactional
 from towpath.consumer.effects.transactional import Transactional
 from towpath.consumer.policy import UNKNOWN_TYPE
 from towpath.consumer.settling import until_available
@@ -23,6 +24,7 @@ from towpath.outbox import Outbox
 from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
 from towpath.store.settles import SettleStore
+from towpath.store.sync_settles import SyncSettleStore
 from towpath.store.work import Work
 
 _SINGLE: Final = BatchLimits(1, timedelta(0))
@@ -38,6 +40,7 @@ class Executor:
         app: App,
         database: Database,
         settles: SettleStore,
+        sync_settles: SyncSettleStore,
         doubts: DoubtStore,
         outbox: Outbox,
         resources: Mapping[type, object],
@@ -47,6 +50,7 @@ class Executor:
         self.caller = caller = Caller(app, resources)
         """Also for those who ask what became of an effect."""
         self._transactional = Transactional(caller, database, settles, outbox)
+        self._sync_transactional = SyncTransactional(caller, database, sync_settles, outbox)
         self._idempotent = Idempotent(caller, database, settles, outbox, report_progress)
         self._classifier = app.classifier
         self._batching = Batching(caller, database, settles, outbox, self._classifier)
@@ -103,6 +107,8 @@ class Executor:
     async def _try(self, handler: Handler, work: Work, payload: object) -> Execution:
         try:
             match handler.effect:
+                case Effect.TRANSACTIONAL if handler.is_sync:
+                    return await self._sync_transactional.run(handler, work, payload)
                 case Effect.TRANSACTIONAL:
                     return await self._transactional.run(handler, work, payload)
                 case Effect.IDEMPOTENT:

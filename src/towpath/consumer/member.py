@@ -13,6 +13,7 @@ from towpath.brokers.ports import Subscriber
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
+from towpath.consumer.loopwatch import LoopWatch
 from towpath.consumer.membership import Membership
 from towpath.consumer.pump import Pump
 from towpath.consumer.reconciling import Reconciler
@@ -29,6 +30,7 @@ from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
 from towpath.store.reaping import ReapStore
 from towpath.store.settles import SettleStore
+from towpath.store.sync_settles import SyncSettleStore
 from towpath.store.workers import WorkerStore
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import Telemetry
@@ -75,7 +77,10 @@ class Member:
         suspects = Suspects(settings.concurrency, settings.max_deliveries)
         wake = asyncio.Event()
         self._group_commit = GroupCommit(settles, wake.set)
-        executor = Executor(app, database, settles, doubts, outbox, resources, self._membership.report)
+        sync_settles = SyncSettleStore(database.schema, app.name, self.id)
+        executor = Executor(
+            app, database, settles, sync_settles, doubts, outbox, resources, self._membership.report
+        )
         runner = Runner(
             app,
             claims,
@@ -126,6 +131,7 @@ class Member:
             on_progress=on_progress,
         )
 
+        self._loop_watch = LoopWatch(app.handlers, self._note_blocked)
         self._reconciler = Reconciler(
             app,
             executor.caller,
@@ -148,6 +154,7 @@ class Member:
             self._due.run,
             self._reaper.run,
             self._reconciler.run,
+            self._loop_watch.run,
         )
         intake = [asyncio.create_task(loop()) for loop in loops]
         upkeep = [asyncio.create_task(loop()) for loop in (self._membership.run, self._group_commit.run)]
@@ -176,6 +183,9 @@ class Member:
 
         self._pump.release(is_leaving)
         await self._roster.finish(timeout_seconds, is_leaving)
+
+    def _note_blocked(self, handler: str, seconds: float) -> None:
+        log.warning("worker.loop_blocked", group=self._group, handler=handler, seconds=seconds)
 
     async def _drain(self, patience_seconds: float) -> None:
         """Nothing new; what runs may end within its patience, the rest goes back unspent."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 import asyncpg
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from towpath.errors import StoreUnavailable
+from towpath.errors import MissingExtra, StoreUnavailable
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "25006")
@@ -71,6 +74,7 @@ class Database:
         schema: str = DEFAULT_SCHEMA,
         pool_size: int = 10,
         command_timeout_seconds: float = 30,
+        lease_seconds: float = 30,
     ) -> None:
         in_schema("", schema)
         self.url = plain_url(url)
@@ -78,7 +82,10 @@ class Database:
         self._pool_size = pool_size
         self._command_timeout = command_timeout_seconds
         self._pool: asyncpg.Pool[Any] | None = None
+        self._lease_seconds = lease_seconds
         self._engine: AsyncEngine | None = None
+        self._sync_engine: Engine | None = None
+        self._sync_lock = threading.Lock()
 
     async def start(self) -> None:
         """Open the pool. Raises StoreUnavailable; idempotent."""
@@ -96,6 +103,9 @@ class Database:
     async def aclose(self) -> None:
         """Close pool and engine; bounded; idempotent."""
         pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
+        sync_engine, self._sync_engine = self._sync_engine, None
+        if sync_engine is not None:
+            sync_engine.dispose()
         if engine is not None:
             await engine.dispose()
         if pool is not None:
@@ -116,9 +126,35 @@ class Database:
                 sqlalchemy_url(self.url),
                 pool_size=self._pool_size,
                 max_overflow=self._pool_size,
-                pool_pre_ping=False,
+                connect_args={"server_settings": self._handler_settings},
             )
         return self._engine
+
+    @property
+    def sync_engine(self) -> Engine:
+        """The same for handlers that are plain functions, over psycopg. Raises MissingExtra."""
+        with self._sync_lock:
+            if self._sync_engine is None:
+                if find_spec("psycopg") is None:
+                    raise MissingExtra("psycopg", "a transactional handler that is a plain function")
+                self._sync_engine = create_engine(
+                    sqlalchemy_url(self.url, "psycopg"),
+                    pool_size=self._pool_size,
+                    max_overflow=self._pool_size,
+                    connect_args={
+                        "options": " ".join(f"-c {k}={v}" for k, v in self._handler_settings.items())
+                    },
+                )
+            return self._sync_engine
+
+    @property
+    def _handler_settings(self) -> dict[str, str]:
+        """A handler's transaction neither waits nor idles longer than its worker's lease lasts."""
+        milliseconds = round(self._lease_seconds * 1000)
+        return {
+            "lock_timeout": str(milliseconds // 2),
+            "idle_in_transaction_session_timeout": str(milliseconds * 9 // 10),
+        }
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[Any]]:

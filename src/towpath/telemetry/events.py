@@ -41,6 +41,7 @@ _EVENTS: Final = (
         "relay.message_refused", "One message was put aside.", "message_id destination type reason attempts"
     ),
     _event("worker.registered", "A worker has its lease.", "group worker"),
+    _event("worker.loop_blocked", "A handler kept the event loop to itself.", "group handler seconds"),
     _event("worker.lease_lost", "The worker lapsed; it starts again under a new id.", "group worker"),
     _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error backoff_seconds"),
     _event("worker.store_recovered", "Intake goes on.", "group seconds"),

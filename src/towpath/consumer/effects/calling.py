@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from towpath.app import App
+from towpath.consumer.effects.threads import in_thread
 from towpath.context import Attempt
 from towpath.errors import DeadlinePassed, HandlerTimeout
 from towpath.handlers import Handler
@@ -29,9 +31,19 @@ class Caller:
         injected = self.resources_of(handler.resources)
 
         async def innermost() -> object:
+            if handler.is_sync:
+                return await in_thread(
+                    partial(handler.function, argument, *context, **injected), handler.name
+                )
             return await handler.function(argument, *context, **injected)
 
-        run: Callable[[], Awaitable[object]] = innermost
+        return await self.wrapped(handler, work, attempt, innermost)
+
+    async def wrapped(
+        self, handler: Handler, work: Work, attempt: Attempt, innermost: Callable[[], Awaitable[object]]
+    ) -> object:
+        """A call of one's own inside the group's middleware, bounded like any."""
+        run = innermost
         for middleware in reversed(self._app.middlewares):
             run = _wrapped(middleware, attempt, run)
         return await bounded(handler, run, seconds_left(work))

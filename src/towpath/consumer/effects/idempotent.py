@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from towpath.consumer.effects.calling import Caller, argument_of, attempt_of
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, done
 from towpath.consumer.effects.transactional import handler_session, settle_and_commit
-from towpath.context import Call, HandlerSession
+from towpath.context import Call, HandlerSession, SyncCall
 from towpath.errors import UsageError
 from towpath.handlers import Handler
 from towpath.outbox import Outbox
@@ -56,7 +56,9 @@ class Idempotent:
             self._report_progress(work, progress)
 
         attempt = attempt_of(work)
-        call = Call(attempt, outbox=self._outbox, settling=settling, report=report)
+        call: Call | SyncCall = Call(attempt, outbox=self._outbox, settling=settling, report=report)
+        if handler.is_sync:
+            call = SyncCall(attempt, report)
         context = [call] if handler.wants_context else []
         try:
             argument = argument_of(handler, payload, attempt)

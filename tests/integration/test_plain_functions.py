@@ -1,0 +1,128 @@
+"""Handlers that are plain functions run in threads: effects once, and never on the loop."""
+
+import asyncio
+import logging
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from tests.integration.engine import EFFECTS, Note, Posted, Sorted, depot, effects, running, until
+from towpath import Reject, RetryPolicy, SyncCall, SyncTx
+from towpath.errors import UsageError
+from towpath.telemetry.logging import facts
+
+QUICK = RetryPolicy(attempts=2, base="5ms", cap="10ms")
+INSERT = text("insert into public.effect (parcel, number) values (:p, :n)")
+
+
+async def test_sql_state_and_events_of_a_plain_function_commit_together(migrated_url: str) -> None:
+    """C6: once, in order per key, on a thread of its own."""
+    app = depot(retry=QUICK)
+    threads: set[int] = set()
+
+    @app.transactional()
+    def legacy(posted: Posted, tx: SyncTx) -> Reject | None:
+        threads.add(threading.get_ident())
+        tx.session.execute(INSERT, {"p": posted.parcel, "n": posted.number})
+        if posted.number == 3 and tx.attempt.attempt == 1:
+            raise ValueError("once")
+        tx.emit(Sorted(posted.parcel))
+        return Reject("enough") if posted.number == 5 else None
+
+    async with running(app, migrated_url) as depot_:
+        await depot_.db.execute(EFFECTS)
+        ids = [await depot_.publish(Posted("a", number), times=2) for number in range(1, 6)]
+        for number, message_id in enumerate(ids, 1):
+            await depot_.reaches(message_id, "FAILED" if number == 5 else "SUCCEEDED")
+        assert [("a", number) for number in range(1, 6)] == await effects(depot_)
+        assert len(await depot_.outbox()) == 5
+        assert await depot_.gates() == 0
+        rejected = [event["event"] for event in await depot_.events(ids[-1])]
+        assert "task.failed" in rejected
+    assert threading.get_ident() not in threads
+
+
+async def test_a_blocking_function_does_not_hold_up_the_others(migrated_url: str) -> None:
+    """C2: the loop goes on, leases are renewed."""
+    app = depot(retry=QUICK)
+    free = threading.Event()
+
+    @app.idempotent()
+    def block(posted: Posted, call: SyncCall) -> str:
+        assert call.idempotency_key("step").endswith(":step")
+        call.progress(0.5)
+        assert free.wait(30)
+        return "done"
+
+    @app.idempotent()
+    def note(left: Note, call: SyncCall) -> None: ...
+
+    lease = {"lease": timedelta(milliseconds=600), "beat_every": timedelta(milliseconds=100)}
+    async with running(app, migrated_url, **lease) as depot_:
+        slow = await depot_.publish(Posted("a"))
+        await depot_.reaches(await depot_.publish(Note(1)), "SUCCEEDED")
+        await depot_.db.execute("select pg_sleep(1.5)")
+        assert await depot_.state(slow) == "RUNNING"
+        free.set()
+        row = await depot_.reaches(slow, "SUCCEEDED")
+        assert (row["result"], row["attempt"], row["deliveries"]) == (b'"done"', 1, 1)
+
+
+async def test_a_function_that_overstays_finds_its_token_gone(migrated_url: str) -> None:
+    """C2: a thread cannot be stopped, but its transaction can be refused."""
+    app = depot(retry=QUICK)
+    free = threading.Event()
+    ended: list[BaseException | None] = []
+
+    @app.transactional(timeout="200ms")
+    def overstay(posted: Posted, tx: SyncTx) -> None:
+        tx.session.execute(INSERT, {"p": posted.parcel, "n": tx.attempt.attempt})
+        if tx.attempt.attempt == 1:
+            free.wait(30)
+            ended.append(None)
+
+    async with running(app, migrated_url) as depot_:
+        await depot_.db.execute(EFFECTS)
+        message_id = await depot_.publish(Posted("a"))
+        row = await depot_.reaches(message_id, "SUCCEEDED")
+        assert row["attempt"] == 2
+        free.set()
+        await until(lambda: len(ended) == 1)
+        await asyncio.sleep(0.2)
+        assert await effects(depot_) == [("a", 2)]
+
+
+async def test_a_session_of_a_plain_function_cannot_be_committed(migrated_url: str) -> None:
+    app = depot(retry=RetryPolicy(attempts=1))
+    found: list[str] = []
+
+    @app.transactional()
+    def commit(posted: Posted, tx: SyncTx) -> None:
+        for forbidden in (tx.session.commit, tx.session.rollback):
+            with pytest.raises(UsageError) as refused:
+                forbidden()
+            found.append(str(refused.value))
+
+    async with running(app, migrated_url) as depot_:
+        await depot_.reaches(await depot_.publish(Posted("a")), "SUCCEEDED")
+    assert len(found) == 2
+
+
+async def test_a_handler_that_blocks_the_loop_is_named(
+    migrated_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C2: blocking is found out and reported with the handler's name."""
+    app = depot(retry=QUICK)
+
+    @app.idempotent()
+    async def hog(posted: Posted) -> None:
+        time.sleep(1.6)
+
+    caplog.set_level(logging.WARNING)
+    async with running(app, migrated_url) as depot_:
+        await depot_.reaches(await depot_.publish(Posted("a")), "SUCCEEDED")
+    blocked = [fact for record in caplog.records if (fact := facts(record))["event"] == "worker.loop_blocked"]
+    assert [fact["handler"] for fact in blocked] == ["hog"]
