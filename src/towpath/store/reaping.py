@@ -78,10 +78,10 @@ class ReapStore:
         """Delete finished rows past their retention. Returns how many; fewer than `limit`: all done."""
         async with self._database.transaction() as connection:
             await connection.execute("set local enable_bitmapscan = on")
-            status = await connection.execute(
+            count: int = await connection.fetchval(
                 self._sql["expire_finished"], self._group, retention_seconds, limit
             )
-        return int(status.rpartition(" ")[2])
+        return count
 
     async def forget_workers(self) -> None:
         """Drop rows of workers dead for a day."""

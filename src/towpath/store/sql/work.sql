@@ -267,18 +267,25 @@ select g.source, g.lane, g.head from towpath.key_gate g
  order by g.source, g.lane limit $2
 
 -- name: expire_finished
--- Delete finished rows past their retention, never one whose dead letter is open. A row is finished
--- after it was created, so the BRIN index on created_at narrows it; bitmap scans are on for it.
-delete from towpath.task t
- where t.ctid = any(array(
-   select f.ctid from towpath.task f
-    where f.consumer_group = $1 and f.created_at < towpath.clock() - make_interval(secs => $2)
-      and f.finished_at < towpath.clock() - make_interval(secs => $2)
-      and f.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
-      and not exists (select 1 from towpath.dead_letter d where d.consumer_group = f.consumer_group
-                         and d.message_id = f.id and d.state = 'open')
-    limit $3 for update skip locked))
-   and t.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
+-- Delete finished rows past their retention with their history, never one whose dead letter is open.
+-- Returns how many. A row is finished after it was created, so the BRIN index on created_at narrows
+-- it; bitmap scans are on for it. The history by its primary key.
+with expired as (
+  delete from towpath.task t
+   where t.ctid = any(array(
+     select f.ctid from towpath.task f
+      where f.consumer_group = $1 and f.created_at < towpath.clock() - make_interval(secs => $2)
+        and f.finished_at < towpath.clock() - make_interval(secs => $2)
+        and f.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
+        and not exists (select 1 from towpath.dead_letter d where d.consumer_group = f.consumer_group
+                           and d.message_id = f.id and d.state = 'open')
+      limit $3 for update skip locked))
+     and t.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
+  returning t.consumer_group, t.id
+), forgotten as (
+  delete from towpath.task_event e using expired x where e.consumer_group = x.consumer_group and e.task_id = x.id
+)
+select count(*) from expired
 
 -- name: record_event
 -- One line of a task's history.
