@@ -120,7 +120,7 @@ class RelaySettings(_Section):
     """Poll interval while rows come."""
     poll_max: Duration = timedelta(milliseconds=250)
     """Poll interval when idle."""
-    window_rows: Count = 1000
+    window_rows: Count = 2000
     """Most rows read and published at once."""
     window_bytes: Size = 8_000_000
     """Most payload bytes read and published at once."""

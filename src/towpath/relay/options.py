@@ -26,7 +26,7 @@ class RelayOptions:
     """Poll interval while rows come."""
     poll_max: float = 0.25
     """Poll interval when idle."""
-    window_rows: int = 1000
+    window_rows: int = 2000
     """Most rows published at once."""
     window_bytes: int = 8_000_000
     """Most payload bytes published at once; one larger message goes alone."""
