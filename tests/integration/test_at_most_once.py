@@ -1,4 +1,4 @@
-"""At-most-once effects: marked before they begin, in doubt when nobody saw them end, never repeated blindly."""
+"""At-most-once effects: marked before they begin, in doubt when nobody saw them end, never just repeated."""
 
 import asyncio
 from datetime import timedelta
