@@ -51,7 +51,8 @@ grant select, insert, update on towpath.dead_letter to towpath_relay;
 
 grant towpath_producer to towpath_worker;
 grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;
-grant select, insert on towpath.task_event to towpath_worker;
+-- History is written, and forgotten with its task; never changed.
+grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
 grant select on towpath.shard_progress to towpath_worker;
 
