@@ -1,5 +1,6 @@
 """Every settled tag is told to the broker once, and `multiple` never reaches past an open one."""
 
+import asyncio
 from typing import cast
 
 import aiormq
@@ -17,6 +18,8 @@ class _Broker:
         self.acknowledged: set[int] = set()
         self.requeued: set[int] = set()
         self.frames = 0
+        self.can_write = asyncio.Event()
+        self.can_write.set()
 
     async def basic_ack(self, tag: int, multiple: bool = False, wait: bool = True) -> None:
         self.frames += 1
@@ -27,6 +30,7 @@ class _Broker:
 
     async def basic_nack(self, tag: int, *, requeue: bool, wait: bool = True) -> None:
         assert requeue
+        await self.can_write.wait()
         assert tag in self.unsettled
         self.unsettled.discard(tag)
         self.requeued.add(tag)
@@ -79,3 +83,25 @@ async def test_a_run_of_tags_takes_one_frame() -> None:
     await settling.send()
     assert broker.frames == 1
     assert not settling.acknowledge(50)
+
+
+async def test_what_is_still_to_be_put_back_is_not_acknowledged_with_what_follows() -> None:
+    """C3: at a shutdown the last round begins while the one before waits for the socket."""
+    settling, broker = _settling()
+    for tag in range(1, 5):
+        settling.receive(tag)
+        broker.unsettled.add(tag)
+    broker.can_write.clear()
+    settling.release(1)
+    settling.release(2)
+    first = asyncio.create_task(settling.send())
+    await asyncio.sleep(0)
+    settling.release(3)
+    settling.acknowledge(4)
+    last = asyncio.create_task(settling.send(is_waiting=True))
+    await asyncio.sleep(0)
+
+    broker.can_write.set()
+    await asyncio.gather(first, last)
+
+    assert ({4}, {1, 2, 3}) == (broker.acknowledged, broker.requeued)

@@ -1,5 +1,6 @@
 """Which delivery tags of a channel are to be acknowledged or put back, and the frames that say so."""
 
+import asyncio
 from collections import deque
 
 import aiormq
@@ -13,7 +14,9 @@ class Settling:
         self._order: deque[int] = deque()
         self._outstanding: set[int] = set()
         self._acknowledged: set[int] = set()
-        self._released: list[int] = []
+        self._released: set[int] = set()
+        """Until the frame is written: a run must not reach past one that is still to be put back."""
+        self._sending = asyncio.Lock()
 
     def receive(self, tag: int) -> None:
         """Note an arrival; tags ascend."""
@@ -33,23 +36,26 @@ class Settling:
         if tag not in self._outstanding:
             return False
         self._outstanding.discard(tag)
-        self._released.append(tag)
+        self._released.add(tag)
         return True
 
     async def send(self, *, is_waiting: bool = False) -> None:
         """Write what was marked; with `is_waiting` return when it has left the process.
 
-        Released tags go first, each by itself: they would break a run of acknowledged ones.
+        Released tags go first, each by itself: they would break a run of acknowledged ones. A second
+        call waits for the first.
         """
-        released, self._released = sorted(self._released), []
-        for tag in released:
-            await self._channel.basic_nack(tag, requeue=True, wait=is_waiting)
-        acknowledged, self._acknowledged = self._acknowledged, set()
-        prefix_end = self._advance(acknowledged)
-        if prefix_end is not None:
-            await self._channel.basic_ack(prefix_end, multiple=True, wait=is_waiting)
-        for tag in sorted(acknowledged):
-            await self._channel.basic_ack(tag, wait=is_waiting)
+        async with self._sending:
+            while self._released:
+                for tag in sorted(self._released):
+                    await self._channel.basic_nack(tag, requeue=True, wait=is_waiting)
+                    self._released.discard(tag)
+            acknowledged, self._acknowledged = self._acknowledged, set()
+            prefix_end = self._advance(acknowledged)
+            if prefix_end is not None:
+                await self._channel.basic_ack(prefix_end, multiple=True, wait=is_waiting)
+            for tag in sorted(acknowledged):
+                await self._channel.basic_ack(tag, wait=is_waiting)
 
     def _advance(self, acknowledged: set[int]) -> int | None:
         """Take the settled tags off the front; the last of them that is to be acknowledged in one go."""
