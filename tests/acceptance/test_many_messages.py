@@ -95,3 +95,27 @@ async def test_killed_processes_change_nothing_of_it(world: World, message_count
     await all_are_done(world, intentions)
 
     assert (await judge(world.db, world.group, intentions)).problems() == []
+
+
+async def test_a_rolling_restart_changes_nothing_of_it(world: World, message_count: int) -> None:
+    """S4: SIGTERM drains and hands over, one process after another."""
+    message_count //= 5
+    world.relay()
+    world.consumer("consumer-1", **QUIET)
+    world.consumer("consumer-2", **QUIET)
+    path = await produce(world, message_count)
+    codes = []
+    for share, name in ((0.1, "consumer-1"), (0.3, "relay"), (0.5, "consumer-2")):
+        query = "select count(*) from towpath.task where consumer_group = $1 and state = 'SUCCEEDED'"
+        await world.until_counted(int(message_count * share), query, world.group, seconds=DEADLINE_SECONDS)
+        codes.append(world.stop(name))
+        if name == "relay":
+            world.relay("relay-again")
+        else:
+            world.consumer(f"{name}-again", **QUIET)
+    intentions = await committed_in(world, path)
+
+    await all_are_done(world, intentions)
+
+    assert codes == [0, 0, 0]
+    assert (await judge(world.db, world.group, intentions)).problems() == []

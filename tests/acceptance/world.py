@@ -22,7 +22,7 @@ from towpath.testing.services.processes import Command, ProcessGroup
 
 REPOSITORY: Final = Path(__file__).parents[2]
 TOWPATH: Final = str(Path(sys.executable).parent / "towpath")
-_SCHEMA: Final = Path(__file__).parent / "apps" / "schema.sql"
+BUSINESS_SCHEMA: Final = Path(__file__).parent / "apps" / "schema.sql"
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 25
 
@@ -59,11 +59,6 @@ class World:
         self.tasks = tasks_address(group)
         self._processes = processes
         self._expected: dict[str, int | None] = {}
-
-    async def sibling(self) -> "World":
-        """Another group beside this one, on the same database, with the same relay and the same end."""
-        group = await _new_group(self.broker)
-        return World(group, self.database_url, self.broker, self.db, self._processes, self.directory)
 
     # Processes ---------------------------------------------------------------------------------
 
@@ -217,7 +212,7 @@ async def world_of(database_url: str, broker: WireBroker, directory: Path) -> As
     try:
         db = await asyncpg.connect(database_url, timeout=30, command_timeout=60)
         try:
-            await db.execute(_SCHEMA.read_text())
+            await db.execute(BUSINESS_SCHEMA.read_text())
             group = await _new_group(broker)
             yield World(group, database_url, broker, db, processes, directory)
         finally:
