@@ -14,7 +14,7 @@ from towpath.store.statements import load
 
 STATEMENTS = load("relay")
 READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay"}
-"""Not hot, and their tables are small: the trimmed journal at a start, one row per relay every few seconds."""
+"""Not hot and small: the trimmed journal at a start, one row per relay every few seconds."""
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
