@@ -8,13 +8,13 @@ update towpath.task t
    set effect_state = 'started', effect_step = $4, held_by = 'database', lane = $5, position = coalesce($6, t.position),
        payload = coalesce($7, t.payload), content_type = coalesce($8, t.content_type),
        headers = coalesce($9::text::json, t.headers), trace = coalesce($10, t.trace), updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING'
 returning t.version
 
 -- name: unmark_effect
 -- The handler said that the effect did not happen: it may be tried again. Index: primary key.
 update towpath.task t set effect_state = null, effect_step = null, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING'
 
 -- name: doubt
 -- RUNNING to UNKNOWN by its own worker. $4 seconds until the first reconcile. Index: primary key.
@@ -22,7 +22,7 @@ update towpath.task t
    set state = 'UNKNOWN', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1,
        reconcile_at = towpath.clock() + make_interval(secs => $4), reconcile_count = 0,
        reason_code = $5, error_class = $6, error_message = $7, fingerprint = $8, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and t.effect_state = 'started'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and t.effect_state = 'started'
 returning t.version, t.attempt, t.run_no
 
 -- name: doubt_abandoned
@@ -32,7 +32,7 @@ update towpath.task t
        reconcile_at = towpath.clock(), reconcile_count = 0, reason_code = 'worker_lost',
        error_class = 'WorkerLost', error_message = 'the worker was lost after the effect began', fingerprint = 'worker_lost',
        updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and t.effect_state = 'started'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and t.effect_state = 'started'
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
 returning t.version, t.attempt, t.run_no
 
@@ -46,7 +46,7 @@ update towpath.task t
                          where u.consumer_group = $1 and u.state = 'UNKNOWN' and u.reconcile_at <= towpath.clock()
                            and u.type = any($2::text[])
                          order by u.reconcile_at limit $5 for update skip locked))
-   and t.state = 'UNKNOWN'
+   and t.state || '' = 'UNKNOWN'
 returning t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.attempt, t.version, t.deliveries, t.run_no,
           t.owner, t.payload, t.content_type, t.headers, t.trace, t.created_at, t.effect_step
 
@@ -65,5 +65,5 @@ update towpath.task t
        effect_state = null, effect_step = null, reconcile_at = null, result = $6, reason_code = $7,
        version = t.version + 1, updated_at = towpath.clock(),
        finished_at = case when $4 = 'WAITING' then null else towpath.clock() end
- where t.consumer_group = $1 and t.id = $2 and t.state = 'UNKNOWN' and t.version = $3
+ where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'UNKNOWN' and t.version = $3
 returning t.state, t.version, t.attempt, t.run_no, t.due_at

@@ -1,5 +1,10 @@
 -- Statements of the consumer engine. Lock order in every transaction: key gates, then task rows,
 -- both sorted. All run on connections whose planner is pinned to index scans.
+--
+-- Where a row is found by its id, its state is compared as `state || ''`: else the planner would walk a
+-- whole partial index for a table that nobody has analysed, and keep to it while the table fills. For
+-- the same reason values of a batch are found by `array_position` and not by a join with `unnest`, whose
+-- outer side became the table.
 
 -- name: lock_gates
 -- Which lanes of a claim are gated. Locks the gates found; index: primary key.
@@ -30,7 +35,7 @@ update towpath.task t
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, lane = case when $5 then t.key end,
        version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
-   and (t.state = 'ACCEPTED' or ($6 and t.state = 'RUNNING' and t.effect_state is null
+   and (t.state || '' = 'ACCEPTED' or ($6 and t.state || '' = 'RUNNING' and t.effect_state is null
         and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
@@ -59,11 +64,11 @@ returning t.id
 -- name: park_tasks
 -- The same for submitted tasks: the body is there already. Index: primary key.
 update towpath.task t
-   set state = 'PARKED', held_by = 'database', lane = x.lane, position = x.position, worker = null, token = null,
+   set state = 'PARKED', held_by = 'database', lane = ($3::text[])[array_position($2, t.id)],
+       position = ($4::bigint[])[array_position($2, t.id)], worker = null, token = null,
        version = t.version + 1, updated_at = towpath.clock()
-  from unnest($2::uuid[], $3::text[], $4::bigint[]) x(id, lane, position)
- where t.consumer_group = $1 and t.id = x.id and t.held_by = 'broker'
-   and (t.state = 'ACCEPTED' or (t.state = 'RUNNING' and t.effect_state is null
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
+   and (t.state || '' = 'ACCEPTED' or (t.state || '' = 'RUNNING' and t.effect_state is null
         and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id
 
@@ -93,8 +98,8 @@ update towpath.task t
        version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
  where t.consumer_group = $1
    and t.id = any(array(select w.id from towpath.task w where w.consumer_group = $1 and w.id = any($2::uuid[])
-                           and w.state = 'WAITING' and w.due_at <= towpath.clock() order by w.id for update skip locked))
-   and t.state = 'WAITING'
+                           and w.state || '' = 'WAITING' and w.due_at <= towpath.clock() order by w.id for update skip locked))
+   and t.state || '' = 'WAITING'
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
 returning t.id, t.type, t.kind, t.source, t.key, t.lane, t.position, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds,
@@ -113,17 +118,16 @@ update towpath.task t
    set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1,
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
- where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state || '' = 'RUNNING'
 returning t.id
 
 -- name: succeed_with_results
 -- The same with a result per row. Index: primary key, one probe per row.
 update towpath.task t
-   set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = x.result,
+   set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = ($4::bytea[])[array_position($2, t.id)],
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
-  from unnest($2::uuid[], $3::uuid[], $4::bytea[]) x(id, token, result)
- where t.consumer_group = $1 and t.id = x.id and t.token = x.token and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = ($3::uuid[])[array_position($2, t.id)] and t.state || '' = 'RUNNING'
 returning t.id
 
 -- name: settle_one
@@ -136,13 +140,19 @@ update towpath.task t
    set state = $4, worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = $7,
        reason_code = $8, error_class = null, error_message = $9, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and (select count(*) from gate) >= 0
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and (select count(*) from gate) >= 0
 returning (select count(*) from gate) > 0 as is_head, t.version, t.attempt, t.run_no
 
 -- name: next_of_lane
 -- The least parked follower. Under the gate's lock; index: task_parked.
-select id from towpath.task where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED'
- order by position nulls first, id limit 1
+select id from (
+  (select id, position from towpath.task
+    where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED' and position is null order by id limit 1)
+  union all
+  (select id, position from towpath.task
+    where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED' and position is not null
+    order by position, id limit 1)
+) least order by position nulls first limit 1
 
 -- name: open_gate
 -- Nothing of the lane waits any more. Under the gate's lock.
@@ -156,7 +166,7 @@ update towpath.key_gate set head = $4 where consumer_group = $1 and source = $2 
 -- The new head becomes due now. Under the gate's lock; index: primary key.
 update towpath.task
    set state = 'WAITING', due_at = towpath.clock(), waiting_for = 'promoted', version = version + 1, updated_at = towpath.clock()
- where consumer_group = $1 and id = $2 and state = 'PARKED'
+ where consumer_group = $1 and id = $2 and state || '' = 'PARKED'
 
 -- name: close_gate
 -- Make sure the lane has a gate; the first to fail is its head.
@@ -181,7 +191,7 @@ update towpath.task t
        attempt = t.attempt + $12, deliveries = 0, started_at = t.started_at + make_interval(secs => $17), worker = null, token = null, version = t.version + 1,
        effect_state = null, reason_code = $13, error_class = $14, error_message = $15, fingerprint = $16,
        updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING'
 returning t.state, t.version, t.attempt, t.run_no, t.due_at
 
 -- name: keep
@@ -191,7 +201,7 @@ update towpath.task t
    set held_by = 'database', lane = $4, position = coalesce($5, t.position), payload = coalesce($6, t.payload),
        content_type = coalesce($7, t.content_type), headers = coalesce($8::text::json, t.headers), trace = coalesce($9, t.trace),
        updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING'
 returning t.version
 
 -- name: end
@@ -201,7 +211,7 @@ update towpath.task t
        held_by = 'database', lane = $6, position = coalesce($7, t.position),
        reason_code = $8, error_class = $9, error_message = $10, fingerprint = $11,
        updated_at = towpath.clock(), finished_at = case when $4 = 'UNKNOWN' then null else towpath.clock() end
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING'
 returning t.version, t.attempt, t.run_no
 
 -- name: dead_on_arrival
@@ -221,7 +231,7 @@ update towpath.task t
        waiting_for = case t.held_by when 'broker' then null else 'retry' end,
        deliveries = greatest(t.deliveries - 1, 0), worker = null, token = null, version = t.version + 1,
        updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state = 'RUNNING'
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state || '' = 'RUNNING'
    and t.effect_state is null
 returning t.id
 
@@ -237,7 +247,7 @@ select t.id, t.source, t.lane, t.token, t.effect_state from towpath.task t
 update towpath.task t
    set state = case when $4 then 'WAITING' else 'PARKED' end, due_at = case when $4 then towpath.clock() end,
        waiting_for = case when $4 then 'lost' end, worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state = 'RUNNING' and t.effect_state is null
+ where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and t.effect_state is null
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
 returning t.version
 
@@ -255,7 +265,7 @@ select t.id, t.source, case when $4 then t.key end as lane from towpath.task t
 update towpath.task t
    set state = case when $3 then 'WAITING' else 'PARKED' end, due_at = case when $3 then towpath.clock() end,
        waiting_for = case when $3 then 'lost' end, held_by = 'database', lane = $4, version = t.version + 1, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.state = 'ACCEPTED'
+ where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'ACCEPTED'
 returning t.version
 
 -- name: stale_gates
@@ -323,9 +333,8 @@ update towpath.worker set lease_until = towpath.clock() + make_interval(secs => 
 
 -- name: report_progress
 -- Latest progress of running tasks, once a beat. Index: primary key, one probe per row.
-update towpath.task t set progress = x.progress::json, updated_at = towpath.clock()
-  from unnest($2::uuid[], $3::uuid[], $4::text[]) x(id, token, progress)
- where t.consumer_group = $1 and t.id = x.id and t.token = x.token and t.state = 'RUNNING'
+update towpath.task t set progress = ($4::text[])[array_position($2, t.id)]::json, updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = ($3::uuid[])[array_position($2, t.id)] and t.state || '' = 'RUNNING'
 
 -- name: cancellations
 -- Running tasks of this worker that somebody wants cancelled. Index: task_running.

@@ -1,0 +1,228 @@
+"""No statement of the consumer engine scans a table: not on an empty one, not on a filled one."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import asyncpg
+import pytest
+
+from towpath.store.database import PLANNER_PINS
+from towpath.store.statements import load
+
+FILES = ("work", "doubts")
+STATEMENTS: Mapping[str, str] = {name: sql for file in FILES for name, sql in load(file).items()}
+BIG = {"task", "key_gate", "worker", "dead_letter", "task_event"}
+"""Tables that grow with the work, or are asked for every message."""
+
+UNPINNED = {
+    "settle_one",
+    "next_of_lane",
+    "open_gate",
+    "move_gate",
+    "promote",
+    "record_event",
+    "copy_to_broker",
+}
+"""They run in handlers' transactions, whose planner is as the server's owner set it."""
+
+
+def parameters(sql: str) -> str:
+    """As many nulls as the statement takes."""
+    return ", ".join(["null"] * max(map(int, re.findall(r"\$(\d+)", sql)), default=0))
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+async def plan_of(connection: "asyncpg.Connection[Any]", name: str) -> list[dict[str, Any]]:
+    """The nodes of the generic plan, which is what a prepared statement of the engine runs by."""
+    sql = STATEMENTS[name]
+    await connection.execute(f"prepare examined as {sql}")
+    try:
+        given = parameters(sql)
+        found = await connection.fetchval(
+            f"explain (format json) execute examined{f'({given})' if given else ''}"
+        )
+    finally:
+        await connection.execute("deallocate examined")
+    return list(nodes(json.loads(found)[0]["Plan"]))
+
+
+def scans(plan: list[dict[str, Any]]) -> list[str]:
+    """Sequential scans of big tables, as text for the message."""
+    return [
+        f"{node['Node Type']} on {node['Relation Name']}"
+        for node in plan
+        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in BIG
+    ]
+
+
+async def pinned(url: str) -> "asyncpg.Connection[Any]":
+    return await asyncpg.connect(url, server_settings=PLANNER_PINS, timeout=30)
+
+
+FILL = """
+insert into towpath.worker (id, consumer_group, host, lease_until)
+  select gen_random_uuid(), 'g' || n % 5, 'h', clock_timestamp() + interval '1 hour'
+    from generate_series(1, 200) n;
+insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by, worker,
+                          token, due_at, waiting_for, finished_at, created_at)
+  select 'g' || n % 5, gen_random_uuid(), 't', case when n % 3 = 0 then 'task' else 'event' end, 's' || n % 3,
+         'k' || n % 20000, case when n % 50 = 1 then 'k' || n else 'k' || n % 20000 end, n, state,
+         case when state in ('WAITING', 'PARKED') then 'database' else 'broker' end,
+         case when state = 'RUNNING' then (select id from towpath.worker limit 1) end,
+         case when state = 'RUNNING' then gen_random_uuid() end,
+         case when state = 'WAITING' then clock_timestamp() + make_interval(secs => n % 100 - 50) end,
+         case when state = 'WAITING' then 'retry' end,
+         case when state in ('SUCCEEDED', 'DEAD') then clock_timestamp() end,
+         clock_timestamp() - make_interval(secs => 60000 - n)
+    from (select n, coalesce((array['RUNNING', 'WAITING', 'WAITING', 'PARKED', 'PARKED', 'ACCEPTED',
+                                    'DEAD'])[n % 50], 'SUCCEEDED') as state
+            from generate_series(1, 50000) n) x;
+insert into towpath.key_gate (consumer_group, source, lane, head)
+  select distinct on (consumer_group, source, lane) consumer_group, source, lane, id from towpath.task
+   where state = 'WAITING';
+insert into towpath.dead_letter (consumer_group, message_id, stage, source, reason_code, fingerprint, state)
+  select consumer_group, id, 'handle', source, 'r', 'f', 'open' from towpath.task where state = 'DEAD';
+insert into towpath.task_event (consumer_group, task_id, event)
+  select consumer_group, id, 'x' from towpath.task, generate_series(1, 2);
+"""
+
+
+@pytest.mark.parametrize("size", ["empty", "filled", "filled and analysed"])
+async def test_no_statement_of_the_engine_scans_a_table(
+    db: "asyncpg.Connection[Any]", migrated_url: str, size: str
+) -> None:
+    """C17: the plan is right on an empty, never-analysed table, and stays so while it fills."""
+    if size != "empty":
+        await db.execute(FILL)
+    if size == "filled and analysed":
+        await db.execute("analyze")
+    connection = await pinned(migrated_url)
+    try:
+        wrong: dict[str, list[str]] = {}
+        for name in STATEMENTS:
+            if name == "expire_finished":
+                await connection.execute("set enable_bitmapscan = on")
+            found = scans(await plan_of(connection, name))
+            await connection.execute("reset enable_bitmapscan")
+            if found:
+                wrong[name] = found
+        assert wrong == {}
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("size", ["empty", "filled and analysed"])
+async def test_statements_in_handlers_transactions_need_no_planner_pins(
+    db: "asyncpg.Connection[Any]", size: str
+) -> None:
+    """C17: handlers' own connections are not pinned."""
+    if size != "empty":
+        await db.execute(FILL)
+        await db.execute("analyze")
+    await db.execute("set plan_cache_mode = force_generic_plan")
+    wrong = {name: found for name in sorted(UNPINNED) if (found := scans(await plan_of(db, name)))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("size", ["empty", "filled", "filled and analysed"])
+async def test_rows_are_found_by_their_whole_key(
+    db: "asyncpg.Connection[Any]", migrated_url: str, size: str
+) -> None:
+    """C17: an index scan over a whole group is a scan in disguise."""
+    if size != "empty":
+        await db.execute(FILL)
+    if size == "filled and analysed":
+        await db.execute("analyze")
+    connection = await pinned(migrated_url)
+    try:
+        by_id = {
+            "claim_tasks": "t",
+            "park_tasks": "t",
+            "states": "t",
+            "start_due": "t",
+            "succeed": "t",
+            "succeed_with_results": "t",
+            "settle_one": "t",
+            "promote": "task",
+            "wait": "t",
+            "keep": "t",
+            "mark_effect": "t",
+            "unmark_effect": "t",
+            "doubt": "t",
+            "doubt_abandoned": "t",
+            "resolve": "t",
+            "end": "t",
+            "hand_back": "t",
+            "reap": "t",
+            "redrive": "t",
+            "report_progress": "t",
+        }
+        wrong = {}
+        for name, alias in by_id.items():
+            plan = await plan_of(connection, name)
+            target = [node for node in plan if node.get("Alias") == alias and "Index Cond" in node]
+            if not target or not all("id = " in node["Index Cond"] for node in target):
+                wrong[name] = [node.get("Index Cond") for node in plan]
+        assert wrong == {}
+    finally:
+        await connection.close()
+
+
+async def test_searches_walk_the_partial_index_made_for_them(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """Few rows run, wait or are parked beside millions that are finished."""
+    await db.execute(FILL)
+    await db.execute("analyze")
+    connection = await pinned(migrated_url)
+    try:
+        expected = {
+            "due_lanes": "task_due",
+            "next_due": "task_due",
+            "next_of_lane": "task_parked",
+            "abandoned": "task_running",
+            "claims_of_worker": "task_running",
+            "cancellations": "task_running",
+            "lost": "task_accepted",
+        }
+        found = {}
+        for name in expected:
+            plan = await plan_of(connection, name)
+            found[name] = next(
+                node["Index Name"]
+                for node in plan
+                if node.get("Relation Name") == "task" and "Index Name" in node
+            )
+        assert found == expected
+    finally:
+        await connection.close()
+
+
+async def test_the_least_follower_is_found_without_sorting_the_lane(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """A lane of many thousand followers is promoted one by one: each look must be cheap."""
+    await db.execute(
+        "insert into towpath.task (consumer_group, id, type, kind, source, lane, position, state, held_by) "
+        "select 'g', gen_random_uuid(), 't', 'event', 's', 'hot', n, 'PARKED', 'database' "
+        "from generate_series(1, 20000) n"
+    )
+    await db.execute("analyze")
+    connection = await pinned(migrated_url)
+    try:
+        found = await connection.fetchval(
+            f"explain (analyze, buffers, format json) {STATEMENTS['next_of_lane']}".replace("$1", "'g'")
+            .replace("$2", "'s'")
+            .replace("$3", "'hot'")
+        )
+        root = json.loads(found)[0]["Plan"]
+        assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 50
+    finally:
+        await connection.close()
