@@ -224,10 +224,14 @@ async def world_of(database_url: str, broker: WireBroker, directory: Path) -> As
 async def _new_group(broker: WireBroker) -> str:
     """A group's name, with its topics, exchanges and queues."""
     group = f"g{uuid4().hex[:10]}"
-    addresses = (steps_address(group), tasks_address(group))
+    await apply_topology(broker, group, (steps_address(group), tasks_address(group)))
+    return group
+
+
+async def apply_topology(broker: WireBroker, group: str, addresses: tuple[str, ...]) -> None:
+    """Create what a group needs to read these addresses."""
     admin = broker_from_url(broker.url, broker.options).admin()
     try:
         await admin.apply(addresses, [GroupTopology(group, addresses)], partitions=4)
     finally:
         await admin.aclose()
-    return group
