@@ -24,6 +24,7 @@ from towpath.backoff import RetryPolicy
 from towpath.context import Call, Tx
 from towpath.messages import Message
 from towpath.outcomes import Retry
+from towpath.store.claims import ClaimStore
 
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 RUNNING = "select count(*) from towpath.task where state = 'RUNNING'"
@@ -439,3 +440,40 @@ async def test_messages_of_two_groups_are_two_tasks(migrated_url: str) -> None:
             ("depot", "SUCCEEDED"),
             ("office", "DEAD"),
         }
+
+
+async def test_suspects_that_leave_while_another_is_taken_over_are_not_taken_over(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C19, S1: their partition was revoked in the middle of a claim."""
+    app, calls, is_released = depot(), list[int](), False
+
+    @app.idempotent()
+    async def sort(parcel: Posted) -> None:
+        calls.append(parcel.number)
+
+    async with bench(app, migrated_url) as engine:
+        for number in range(4):
+            id_ = await engine.publish(Posted(f"k{number}", number))
+            await engine.db.execute(
+                "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, "
+                "held_by, worker, token, deliveries) values ('depot', $1, 'parcel.posted', 'event', "
+                "'parcels', $2, $2, 'RUNNING', 'broker', gen_random_uuid(), gen_random_uuid(), 1)",
+                id_,
+                f"k{number}",
+            )
+        real = ClaimStore.claim
+
+        async def claim(self: ClaimStore, batch: Any, *, takes_over: bool = False) -> Any:
+            nonlocal is_released
+            if takes_over and not is_released:
+                is_released = True
+                (member,) = engine.broker.hub.group("depot").members
+                member._listener._pump.release()  # type: ignore[attr-defined]
+            return await real(self, batch, takes_over=takes_over)
+
+        monkeypatch.setattr(ClaimStore, "claim", claim)
+        async with engine.member() as member:
+            await engine.is_drained()
+            assert not member.task.done()
+        assert sorted(calls) == [0, 1, 2, 3]

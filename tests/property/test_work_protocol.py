@@ -28,6 +28,7 @@ from towpath.errors import LeaseLost, StoreUnavailable
 from towpath.messages import event
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
+from towpath.store.claims import ClaimStore
 from towpath.store.database import Database
 from towpath.telemetry.metrics import NO_TELEMETRY
 
@@ -241,3 +242,26 @@ async def test_any_history_has_one_effect_or_death_per_message_in_order_per_key(
             total += history.stat
             assert {} == await _verdict(url, history.messages), f"seed {seed}: {dict(history.stat)}"
     assert all(total[kind] for kind in ("crash", "freeze", "failure")), f"too tame: {total}"
+
+
+@pytest.mark.timeout(600)
+async def test_without_the_gates_check_some_history_shows_an_inversion(
+    new_database: Any, schema_template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C18: the checker is awake, and the gate is what keeps the order."""
+
+    async def sees_no_gate(*_: Any) -> set[tuple[str, str | None]]:
+        return set()
+
+    monkeypatch.setattr(ClaimStore, "_gated_lanes", sees_no_gate)
+    monkeypatch.setattr(f"{__name__}.DEADLINE_SECONDS", 10.0)
+    for seed in range(20):
+        with new_database(schema_template) as url:
+            connection = await asyncpg.connect(url)
+            await connection.execute(EFFECTS)
+            await connection.close()
+            history = _History(url, seed)
+            await history.run()
+            if "inverted" in await _verdict(url, history.messages):
+                return
+    pytest.fail("twenty histories without a gate kept their order: the checker sees nothing")

@@ -242,6 +242,8 @@ class Pump:
         """Take over what dead workers left, as many at once as is safe for their neighbours."""
         for suspect in list(self._suspected):
             received, start = suspect
+            if suspect not in self._suspected:
+                continue  # given back to the broker while another was taken over
             if not self._subscriber.is_current(received.delivery):
                 self._suspected.remove(suspect)
                 self._lanes.finish(received)
