@@ -302,6 +302,22 @@ async def test_foreign_messages_are_named_by_their_record_and_run_once(migrated_
         assert (row["state"], row["type"], row["attempt"]) == ("SUCCEEDED", "scan", 2)
 
 
+async def test_a_foreign_rule_is_found_where_its_destination_has_another_address(migrated_url: str) -> None:
+    app, seen = depot(), list[bytes]()
+
+    @app.idempotent(type="scan", destination="scans")
+    async def scan(data: bytes) -> None:
+        seen.append(data)
+
+    app.foreign("scans", type="scan")
+    async with bench(app, migrated_url) as engine:
+        await engine.db.execute("insert into towpath.destination values ('scans', 0, 'eu.scans.v2')")
+        async with engine.member():
+            await engine.publish_raw("eu.scans.v2", b"one")
+            await until(lambda: seen == [b"one"])
+            await engine.is_drained("eu.scans.v2")
+
+
 async def test_a_task_of_another_database_reaches_the_catalog(migrated_url: str) -> None:
     """Its body is in a row that this database never had."""
     app = depot()

@@ -164,6 +164,7 @@ class _History:
             subscriber,
             settings,
             installation="test",
+            destinations={},
             outbox=Outbox(),
             resources={},
             telemetry=NO_TELEMETRY,

@@ -140,6 +140,7 @@ class Consumer:
             subscriber,
             self._settings,
             installation=installation,
+            destinations={address: name for name, address in addresses.items()},
             outbox=self._outbox,
             resources=resources,
             telemetry=self._telemetry,

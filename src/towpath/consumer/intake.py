@@ -29,11 +29,16 @@ class Undecodable:
     error: DecodeError
 
 
-def read(app: App, delivery: Delivery, received_at: datetime) -> Work | Undecodable:
-    """The work a delivery asks for. Never raises for what is in the message."""
+def read(
+    app: App, delivery: Delivery, received_at: datetime, *, destination: str | None = None
+) -> Work | Undecodable:
+    """The work a delivery asks for. Never raises for what is in the message.
+
+    `destination` is the name that the delivery's address has in this installation, where it has one.
+    """
     key = _storable_key(delivery.key)
     lane = lane_of(app, key, delivery.partition)
-    foreign = app.foreign_rule(delivery.source)
+    foreign = app.foreign_rule(destination or delivery.source)
     try:
         if foreign is not None and not any(name == CE_ID for name, _ in delivery.headers):
             envelope = _read_foreign(foreign, delivery, received_at)

@@ -57,6 +57,7 @@ class Pump:
         settings: WorkerSettings,
         *,
         installation: str,
+        destinations: Mapping[str, str],
         claims: ClaimStore,
         settles: SettleStore,
         runner: Runner,
@@ -71,6 +72,7 @@ class Pump:
         self._subscriber = subscriber
         self._settings = settings
         self._installation = installation
+        self._destinations = destinations
         self._claims = claims
         self._settles = settles
         self._runner = runner
@@ -109,7 +111,8 @@ class Pump:
         now = datetime.now(UTC)
         for delivery in deliveries:
             self._telemetry.add(names.CONSUMED_MESSAGES, 1, destination=delivery.source, group=self._app.name)
-            asked = read(self._app, delivery, now)
+            name = self._destinations.get(delivery.source)
+            asked = read(self._app, delivery, now, destination=name)
             if isinstance(asked, Undecodable):
                 self._lanes.add(Received(asked.work, delivery, undecodable=asked.error))
             elif asked.type in self._app.ignored_types:
