@@ -1,0 +1,46 @@
+"""docs/consuming.md: its Python runs as it stands, and what it names exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.docs.pages import blocks, links
+from towpath import App
+from towpath.consumer.breakers import KEYS_TO_OPEN, STORM_WINDOW
+from towpath.settings import variables
+
+PAGE = "docs/consuming.md"
+TEXT = (Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+
+
+def python() -> str:
+    return "\n".join(block.text for block in blocks(PAGE) if block.language == "python")
+
+
+def test_the_page_declares_a_group_without_problems() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(python(), PAGE, "exec"), names)
+    app = names["app"]
+    assert isinstance(app, App)
+    assert [] == app.problems()
+    assert {"order.placed", "invoice.created", "charge.requested", "page.viewed"} == set(app.handlers)
+
+
+def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> None:
+    package = tmp_path / "billing"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    source = python()
+    (package / "consumer.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "towpath.cli", "worker", "validate", "billing.consumer:app"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert 0 == done.returncode, done.stderr
+
+
+def test_settings_numbers_and_links_of_the_page_are_true() -> None:
+    named = set(re.findall(r"TOWPATH_[A-Z_]+", TEXT))
+    assert named <= set(variables()), named - set(variables())
+    assert ("five", 200) == ({5: "five"}[KEYS_TO_OPEN], STORM_WINDOW)
+    assert all((Path(__file__).parents[2] / "docs" / target).exists() for target in links(PAGE))
