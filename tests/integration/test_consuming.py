@@ -363,8 +363,8 @@ async def test_a_message_that_cannot_be_stored_is_found_in_its_batch_and_buried_
 
     real = pump.read
 
-    def spoil(*arguments: Any) -> Any:
-        work = real(*arguments)
+    def spoil(*arguments: Any, **options: Any) -> Any:
+        work = real(*arguments, **options)
         if work.key == "k5":
             work.key = "nul \0"
         if work.key == "k6":
