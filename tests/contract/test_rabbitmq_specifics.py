@@ -13,8 +13,9 @@ from tests.contract.rigs import RABBIT_OPTIONS, Listener, Rig, eventually, numbe
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology, Subscription, dead_letter_address
 from towpath.brokers.rabbitmq import publisher as publisher_module
+from towpath.brokers.rabbitmq.session import ConsumerSession
 from towpath.brokers.rabbitmq.subscriber import RabbitSubscriber
-from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queue
+from towpath.brokers.rabbitmq.topology import QueueSpec, broker_dead_letter_address, group_queue
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from towpath.testing.proxy import Direction, TcpProxy
 from towpath.testing.services import RabbitServer
@@ -235,6 +236,35 @@ async def test_a_cancelled_consumer_comes_back_when_its_queue_is_there_again(
     await eventually(lambda: subscriber.is_connected)
     await rabbit_rig.publish_all([rabbit_rig.message(5)])
     assert numbers(await receive(subscriber, 1)) == [5]
+
+
+async def test_what_arrives_while_a_connection_is_renewed_is_ours(
+    rabbit_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3, S5: the first queue delivers before the others are consumed; nothing of it is left lying."""
+    await rabbit_rig.publish_all([rabbit_rig.message(0)])
+    subscriber = await rabbit_rig.subscribe()
+    await receive(subscriber, 1)
+    is_opened = asyncio.Event()
+    consume = ConsumerSession._consume
+
+    async def consume_and_wait(session: ConsumerSession, queue: QueueSpec, prefetch: int) -> None:
+        await consume(session, queue, prefetch)
+        await is_opened.wait()
+
+    monkeypatch.setattr(ConsumerSession, "_consume", consume_and_wait)
+    await rabbit_rig.cut()
+    await rabbit_rig.restore()
+
+    (again,) = await receive(subscriber, 1)
+
+    assert subscriber.is_current(again)
+    subscriber.acknowledge([again])
+    is_opened.set()
+    await eventually(lambda: subscriber.is_connected)
+    await subscriber.aclose()
+    monkeypatch.undo()
+    assert await receive_rest(await rabbit_rig.subscribe()) == []
 
 
 async def test_a_rejected_message_goes_to_the_brokers_dead_letter_queue(

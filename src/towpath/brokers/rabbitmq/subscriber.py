@@ -64,9 +64,10 @@ class RabbitSubscriber:
         while True:
             started_at = time.monotonic()
             try:
+                self._session = session  # its first queue delivers while the others are being opened
                 if not session.is_open:
                     await session.open()
-                self._session, self.last_error = session, None
+                self.last_error = None
                 await session.run()
             except IntakeOverflow as overflow:
                 self._prefetch = overflow.prefetch
