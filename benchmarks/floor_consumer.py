@@ -13,7 +13,8 @@ from aiokafka import AIOKafkaConsumer
 
 TABLE = """
 create table if not exists public.floor_done (
-  id uuid primary key, type text not null, key text, finished_at timestamptz not null default clock_timestamp()
+  id uuid primary key, type text not null, key text,
+  finished_at timestamptz not null default clock_timestamp()
 )
 """
 FINISH = """
