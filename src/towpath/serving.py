@@ -5,6 +5,7 @@ the process.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -50,6 +51,7 @@ async def serve(
 
     `health_port` 0: no endpoints.
     """
+    _spare_the_collector()
     stop = asyncio.Event()
     began = time.monotonic()
 
@@ -67,6 +69,15 @@ async def serve(
                 await run(stop)
             finally:
                 log.info("service.stopped", service=service, seconds=round(time.monotonic() - began, 3))
+
+
+def _spare_the_collector() -> None:
+    """Let the cycle collector look less often: what a message is made of is in no cycle.
+
+    With the defaults it takes a tenth of a relay's time and nearly half of a worker's.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @contextmanager
