@@ -1,4 +1,4 @@
-"""Every settled tag is told to the broker once, and `multiple` never reaches past an open one."""
+"""Every acknowledged tag is told to the broker once, and `multiple` never reaches past an open one."""
 
 import asyncio
 from typing import cast
@@ -16,24 +16,17 @@ class _Broker:
     def __init__(self) -> None:
         self.unsettled: set[int] = set()
         self.acknowledged: set[int] = set()
-        self.requeued: set[int] = set()
         self.frames = 0
         self.can_write = asyncio.Event()
         self.can_write.set()
 
     async def basic_ack(self, tag: int, multiple: bool = False, wait: bool = True) -> None:
+        await self.can_write.wait()
         self.frames += 1
         tags = {each for each in self.unsettled if each <= tag} if multiple else {tag}
         assert tag in self.unsettled, "the broker closes the channel for an unknown tag"
         self.unsettled -= tags
         self.acknowledged |= tags
-
-    async def basic_nack(self, tag: int, *, requeue: bool, wait: bool = True) -> None:
-        assert requeue
-        await self.can_write.wait()
-        assert tag in self.unsettled
-        self.unsettled.discard(tag)
-        self.requeued.add(tag)
 
 
 def _settling() -> tuple[Settling, _Broker]:
@@ -68,8 +61,8 @@ async def test_the_broker_knows_exactly_what_was_settled(steps: list[tuple[str, 
             await settling.send()
     await settling.send()
     assert not acknowledged & released
-    assert (broker.acknowledged, broker.requeued) == (acknowledged, released)
-    assert broker.unsettled == set(range(1, next_tag)) - acknowledged - released
+    assert broker.acknowledged == acknowledged
+    assert broker.unsettled == set(range(1, next_tag)) - acknowledged
 
 
 async def test_a_run_of_tags_takes_one_frame() -> None:
@@ -85,18 +78,18 @@ async def test_a_run_of_tags_takes_one_frame() -> None:
     assert not settling.acknowledge(50)
 
 
-async def test_what_is_still_to_be_put_back_is_not_acknowledged_with_what_follows() -> None:
+async def test_what_was_given_back_is_not_acknowledged_with_what_follows() -> None:
     """C3: at a shutdown the last round begins while the one before waits for the socket."""
     settling, broker = _settling()
-    for tag in range(1, 5):
+    for tag in range(1, 6):
         settling.receive(tag)
         broker.unsettled.add(tag)
     broker.can_write.clear()
-    settling.release(1)
-    settling.release(2)
+    settling.acknowledge(1)
     first = asyncio.create_task(settling.send())
     await asyncio.sleep(0)
     settling.release(3)
+    settling.acknowledge(2)
     settling.acknowledge(4)
     last = asyncio.create_task(settling.send(is_waiting=True))
     await asyncio.sleep(0)
@@ -104,4 +97,4 @@ async def test_what_is_still_to_be_put_back_is_not_acknowledged_with_what_follow
     broker.can_write.set()
     await asyncio.gather(first, last)
 
-    assert ({4}, {1, 2, 3}) == (broker.acknowledged, broker.requeued)
+    assert ({1, 2, 4}, {3, 5}) == (broker.acknowledged, broker.unsettled)

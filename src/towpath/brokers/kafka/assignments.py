@@ -119,13 +119,15 @@ class Assignments:
             self._intake.settle(delivery)
 
     def release(self, deliveries: Iterable[Delivery]) -> dict[TopicPartition, int]:
-        """Hand these back; returns the offsets to seek back to."""
+        """Hand these back, and what is buffered behind them; returns the offsets to seek back to."""
         targets: dict[TopicPartition, int] = {}
         for delivery in deliveries:
             held = self._current(delivery)
             if held is None or not held.watermark.release(delivery.offset):
                 continue
             self._intake.settle(delivery)
+            for later in self._intake.purge(delivery.partition, delivery.epoch):
+                held.watermark.release(later.offset)
             if not self._is_revoking and delivery.offset < held.next_offset:
                 held.next_offset = delivery.offset
                 targets[held.topic_partition] = delivery.offset

@@ -34,6 +34,10 @@ class IntakeOverflow(Exception):
         self.prefetch = prefetch
 
 
+class GivenBack(Exception):
+    """Deliveries were released; a new connection brings them again, in order with what came after them."""
+
+
 class _Consumer:
     """One queue consumed on a channel of its own: an acknowledgement that comes too late closes it."""
 
@@ -42,6 +46,8 @@ class _Consumer:
         self.channel = channel
         self.epoch = epoch
         self.settling = Settling(channel)
+        self.is_ending = False
+        """Something was given back: nothing that came later may overtake it."""
 
 
 class ConsumerSession:
@@ -139,7 +145,7 @@ class ConsumerSession:
     def _arrive(self, consumer: _Consumer, message: aiormq.abc.DeliveredMessage) -> None:
         """Buffer one message. Called by the library; awaits nothing, so the order stays."""
         delivery = _delivery(consumer, message)
-        if delivery is None or self._failure.done():
+        if delivery is None or consumer.is_ending or self._failure.done():
             return
         consumer.settling.receive(delivery.offset)
         self._intake.add(delivery)
@@ -151,8 +157,9 @@ class ConsumerSession:
             self._failure.exception()
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the delivery came by a channel of this session that is still open."""
-        return self._consumer_of(delivery) is not None
+        """Whether the delivery came by a channel of this session that is still open, and may start."""
+        consumer = self._consumer_of(delivery)
+        return consumer is not None and not consumer.is_ending
 
     def _consumer_of(self, delivery: Delivery) -> _Consumer | None:
         consumer = self._consumers.get(delivery.partition)
@@ -168,14 +175,26 @@ class ConsumerSession:
             self._work.set()
 
     def release(self, delivery: Delivery) -> None:
-        """Have it put back into its queue; ignored when it is stale or settled."""
+        """Give it back; ignored when it is stale or settled.
+
+        It comes again when the session has ended, before everything that came after it: what is
+        buffered, or still arrives, waits there with it.
+        """
         consumer = self._consumer_of(delivery)
         if consumer is not None and consumer.settling.release(delivery.offset):
             self._intake.settle(delivery)
-            self._work.set()
+            consumer.is_ending = True
+            for later in self._intake.purge(delivery.partition, delivery.epoch):
+                consumer.settling.release(later.offset)
+
+    def end_if_given_back(self) -> None:
+        """Let `run` raise GivenBack if anything was released."""
+        if any(consumer.is_ending for consumer in self._consumers.values()) and not self._failure.done():
+            self._failure.set_exception(GivenBack())
+            self._failure.exception()
 
     async def run(self) -> None:
-        """Settle and watch until the session is over; then raise BrokerUnavailable or IntakeOverflow."""
+        """Settle and watch until the session is over; then raise why: BrokerUnavailable or one of ours."""
         tasks = [
             asyncio.create_task(self._settle_regularly(), name="rabbitmq-settle"),
             asyncio.create_task(self._watch(), name="rabbitmq-watch"),

@@ -1,4 +1,9 @@
-"""Which delivery tags of a channel are to be acknowledged or put back, and the frames that say so."""
+"""Which delivery tags of a channel are to be acknowledged, and the frames that say so.
+
+A delivery that is given back has no frame: a nack would bring it again behind later ones that are
+on their way already, so it stays open until the channel is closed, which puts back everything that
+is open in its first order.
+"""
 
 import asyncio
 from collections import deque
@@ -15,7 +20,6 @@ class Settling:
         self._outstanding: set[int] = set()
         self._acknowledged: set[int] = set()
         self._released: set[int] = set()
-        """Until the frame is written: a run must not reach past one that is still to be put back."""
         self._sending = asyncio.Lock()
 
     def receive(self, tag: int) -> None:
@@ -32,7 +36,7 @@ class Settling:
         return True
 
     def release(self, tag: int) -> bool:
-        """Mark to be put back into the queue. False when it was settled already."""
+        """Leave it open for good. False when it was settled already."""
         if tag not in self._outstanding:
             return False
         self._outstanding.discard(tag)
@@ -42,14 +46,9 @@ class Settling:
     async def send(self, *, is_waiting: bool = False) -> None:
         """Write what was marked; with `is_waiting` return when it has left the process.
 
-        Released tags go first, each by itself: they would break a run of acknowledged ones. A second
-        call waits for the first.
+        A second call waits for the first: acknowledged runs must reach the broker in order.
         """
         async with self._sending:
-            while self._released:
-                for tag in sorted(self._released):
-                    await self._channel.basic_nack(tag, requeue=True, wait=is_waiting)
-                    self._released.discard(tag)
             acknowledged, self._acknowledged = self._acknowledged, set()
             prefix_end = self._advance(acknowledged)
             if prefix_end is not None:
@@ -60,9 +59,12 @@ class Settling:
     def _advance(self, acknowledged: set[int]) -> int | None:
         """Take the settled tags off the front; the last of them that is to be acknowledged in one go."""
         prefix_end = None
-        while self._order and self._order[0] not in self._outstanding:
+        while self._order and not self._is_open(self._order[0]):
             tag = self._order.popleft()
             if tag in acknowledged:
                 acknowledged.discard(tag)
                 prefix_end = tag
         return prefix_end
+
+    def _is_open(self, tag: int) -> bool:
+        return tag in self._outstanding or tag in self._released

@@ -13,7 +13,7 @@ from towpath.backoff import RetryPolicy
 from towpath.brokers.intake import Intake
 from towpath.brokers.ports import Delivery, RevocationListener, Subscription
 from towpath.brokers.rabbitmq.config import RabbitConfig
-from towpath.brokers.rabbitmq.session import ConsumerSession, IntakeOverflow
+from towpath.brokers.rabbitmq.session import ConsumerSession, GivenBack, IntakeOverflow
 from towpath.errors import BrokerUnavailable, ConfigurationError, TowpathError
 from towpath.telemetry.logging import event_logger
 
@@ -74,6 +74,9 @@ class RabbitSubscriber:
                 group = self._subscription.group
                 _log.warning("broker.intake_reduced", group=group, prefetch=overflow.prefetch)
                 failures = -1
+            except GivenBack:
+                await session.close()
+                failures = -1
             except (BrokerUnavailable, ConfigurationError) as error:
                 if self._closing.is_set():
                     return
@@ -86,7 +89,13 @@ class RabbitSubscriber:
             session = self._new_session()
 
     async def receive(self, max_count: int, *, timeout_seconds: float) -> Sequence[Delivery]:
-        """Up to `max_count` deliveries in queue order; empty after the timeout."""
+        """Up to `max_count` deliveries in queue order; empty after the timeout.
+
+        After a release it renews the connection: who receives no more, since it is about to close,
+        keeps what it has until then.
+        """
+        if self._session is not None:
+            self._session.end_if_given_back()
         return await self._intake.take(max_count, timeout_seconds=timeout_seconds)
 
     def acknowledge(self, deliveries: Iterable[Delivery]) -> None:
@@ -96,7 +105,7 @@ class RabbitSubscriber:
                 self._session.acknowledge(delivery)
 
     def release(self, deliveries: Iterable[Delivery]) -> None:
-        """Put them back into their queues."""
+        """Have them delivered again, before all that came after them."""
         if self._session is not None:
             for delivery in deliveries:
                 self._session.release(delivery)
