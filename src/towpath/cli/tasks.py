@@ -1,19 +1,22 @@
 """`towpath tasks`: what the consumer groups did and still have to do."""
 
-from typing import Annotated, Any
+from json import dumps
+from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
 import typer
 
 from towpath.cli import options
 from towpath.cli.exits import FAILED, Stop
-from towpath.cli.options import Groups, Json, Keys, Limit, Types, texts
+from towpath.cli.options import Actor, Because, Groups, Json, Keys, Limit, Types, actor_name, texts
 from towpath.cli.output import as_json, details, table
 from towpath.cli.rows import with_trace_id
 from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
 from towpath.states import TaskState
-from towpath.store.statements import load
+from towpath.store.deadletters import DeadLetters
+from towpath.store.doubts import Resolutions
+from towpath.store.statements import in_schema, load
 
 app = typer.Typer(name="tasks", help="What consumer groups did and still have to do.", no_args_is_help=True)
 
@@ -39,6 +42,15 @@ _HISTORY = (
     "error_message",
     "actor",
 )
+
+
+_OUTCOMES = {
+    "succeeded": TaskState.SUCCEEDED,
+    "failed": TaskState.FAILED,
+    "retry": TaskState.WAITING,
+    "dead": TaskState.DEAD,
+}
+OneGroup: TypeAlias = Annotated[str, typer.Option("--group", "-g", help="Its consumer group.")]
 
 
 @app.command(name="list")
@@ -104,6 +116,83 @@ def show(
         if row["history"]:
             print()
             table(row["history"], _HISTORY, empty="")
+
+
+@app.command()
+def cancel(
+    id: Annotated[str, typer.Argument(help="Message id.")],  # noqa: A002  the argument's name
+    group: OneGroup,
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Cancel one task: at once where it waits, within a heartbeat where it runs."""
+    wanted, only, who = options.message_id(id), options.text(group, "--group"), actor_name(actor)
+
+    async def act() -> str | None:
+        async with connected() as session, session.connection.transaction():
+            statement = in_schema("select towpath.cancel_task($1, $2, $3)", session.schema)
+            state: str | None = await session.connection.fetchval(statement, only, wanted, who)
+            if state is not None:
+                await _record(session, who, "cancel", reason, only, wanted, state)
+            return state
+
+    state = run_async(act())
+    if state is None:
+        raise Stop(FAILED, f"group {only} has no task {wanted}")
+    if json:
+        as_json({"id": str(wanted), "consumer_group": only, "state": state})
+    elif state == TaskState.CANCELLED:
+        print(f"cancelled {wanted}")
+    elif state == TaskState.RUNNING:
+        print(f"{wanted} runs: its handler is told with the worker's next heartbeat")
+    else:
+        raise Stop(FAILED, f"{wanted} is {state} already")
+
+
+@app.command()
+def resolve(
+    id: Annotated[str, typer.Argument(help="Message id.")],  # noqa: A002  the argument's name
+    group: OneGroup,
+    outcome: Annotated[str, typer.Option("--as", help=f"What became of it: {', '.join(_OUTCOMES)}.")],
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Say what became of a task in doubt (UNKNOWN): it happened, it did not, or it is hopeless."""
+    wanted, only, who = options.message_id(id), options.text(group, "--group"), actor_name(actor)
+    if outcome not in _OUTCOMES:
+        raise UsageError(f"--as is one of {', '.join(_OUTCOMES)}, not {outcome[:40]!r}")
+
+    async def act() -> None:
+        async with connected(is_pinned=True) as session, session.connection.transaction():
+            resolutions = Resolutions(session.schema, only)
+            doubt = await resolutions.find(session.connection, wanted)
+            if doubt is None or not await resolutions.resolve(
+                session.connection, doubt.work, _OUTCOMES[outcome], reason_code="operator", actor=who
+            ):
+                raise Stop(FAILED, f"group {only} has no task {wanted} in doubt")
+            await _record(session, who, "resolve", reason, only, wanted, _OUTCOMES[outcome].value)
+
+    run_async(act())
+    if json:
+        as_json({"id": str(wanted), "consumer_group": only, "outcome": outcome})
+    else:
+        print(f"resolved {wanted} as {outcome}")
+
+
+async def _record(
+    session: Session, actor: str, action: str, reason: str, group: str, task_id: UUID, state: str
+) -> None:
+    """Who did what to which task, and why."""
+    await DeadLetters(session.schema).begin_audit(
+        session.connection,
+        actor=actor,
+        action=action,
+        reason=options.text(reason, "--reason") if reason else "",
+        criteria=dumps({"group": group, "id": str(task_id)}),
+        counts=dumps({state.lower(): 1}),
+    )
 
 
 async def _tasks(session: Session, message_id: UUID, group: str | None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from towpath.messages import dump_headers, load_headers
 from towpath.states import TaskState
 from towpath.store.database import Database, store_errors
 from towpath.store.deaths import DeathStore
-from towpath.store.gates import Connection, hold, leave
+from towpath.store.gates import Executor, hold, leave
 from towpath.store.statements import load
 from towpath.store.work import Work
 
@@ -39,7 +39,7 @@ class DoubtStore:
         self._sql = load("doubts", database.schema)
         self._work_sql = load("work", database.schema)
         self._group = group
-        self._deaths = DeathStore(database.schema, group)
+        self._resolutions = Resolutions(database.schema, group)
 
     async def mark(self, work: Work, step: str) -> bool:
         """Commit that the effect begins. False: the token is gone, it must not begin."""
@@ -81,7 +81,7 @@ class DoubtStore:
             )
             if row is None:
                 return False
-            await self._record(
+            await self._resolutions.record(
                 connection, work.id, "task.unknown", TaskState.RUNNING, TaskState.UNKNOWN, row, failure
             )
         return True
@@ -93,7 +93,7 @@ class DoubtStore:
             if row is None:
                 return False
             failure = Failure("unknown", "worker_lost", error_class="WorkerLost")
-            await self._record(
+            await self._resolutions.record(
                 connection, task_id, "task.unknown", TaskState.RUNNING, TaskState.UNKNOWN, row, failure
             )
         return True
@@ -108,16 +108,40 @@ class DoubtStore:
             )
         return [Doubt(_work(row), row["effect_step"]) for row in rows]
 
-    async def find(self, task_id: UUID) -> Doubt | None:
+    async def resolve(
+        self, work: Work, state: TaskState, *, reason_code: str, result: bytes | None = None
+    ) -> bool:
+        """UNKNOWN to one of `RESOLUTIONS`. False: somebody else decided."""
+        try:
+            async with self._database.transaction() as connection:
+                if not await self._resolutions.resolve(
+                    connection, work, state, reason_code=reason_code, result=result
+                ):
+                    raise _Superseded
+        except _Superseded:
+            return False
+        return True
+
+
+class Resolutions:
+    """Finds and resolves tasks in doubt inside the caller's transaction."""
+
+    def __init__(self, schema: str, group: str) -> None:
+        self._sql = load("doubts", schema)
+        self._work_sql = load("work", schema)
+        self._group = group
+        self._deaths = DeathStore(schema, group)
+
+    async def find(self, connection: Executor, task_id: UUID) -> Doubt | None:
         """One task in doubt; None when it is not, or not any more."""
-        with store_errors():
-            row = await self._database.pool.fetchrow(self._sql["doubtful"], self._group, task_id)
+        row = await connection.fetchrow(self._sql["doubtful"], self._group, task_id)
         if row is None or row["state"] != TaskState.UNKNOWN:
             return None
         return Doubt(_work(row), row["effect_step"])
 
     async def resolve(
         self,
+        connection: Executor,
         work: Work,
         state: TaskState,
         *,
@@ -125,29 +149,13 @@ class DoubtStore:
         result: bytes | None = None,
         actor: str | None = None,
     ) -> bool:
-        """UNKNOWN to one of `RESOLUTIONS`, with its history line. False: somebody else decided.
+        """UNKNOWN to one of `RESOLUTIONS`, with its history line.
 
         DEAD writes the catalog row and the broker copy; WAITING is due now, or PARKED behind another
-        head of its lane.
+        head of its lane. False: somebody else decided, and the caller rolls back.
         """
         if state not in RESOLUTIONS:
             raise ValueError(f"a task in doubt becomes one of {', '.join(RESOLUTIONS)}, not {state}")
-        try:
-            async with self._database.transaction() as connection:
-                await self._resolve(connection, work, state, reason_code, result, actor)
-        except _Superseded:
-            return False
-        return True
-
-    async def _resolve(
-        self,
-        connection: Connection,
-        work: Work,
-        state: TaskState,
-        reason_code: str,
-        result: bytes | None,
-        actor: str | None,
-    ) -> None:
         sql, lane = self._work_sql, work.lane
         if state is TaskState.WAITING:
             is_head = await hold(connection, sql, self._group, work.source, lane, work.id)
@@ -167,10 +175,10 @@ class DoubtStore:
             reason_code,
         )
         if row is None:
-            raise _Superseded
+            return False
         failure = Failure("unknown", reason_code)
         became = TaskState(row["state"])
-        await self._record(
+        await self.record(
             connection, work.id, "task.resolved", TaskState.UNKNOWN, became, row, failure, actor
         )
         if state is TaskState.DEAD:
@@ -179,10 +187,11 @@ class DoubtStore:
             )
         if state is not TaskState.WAITING and is_head and lane is not None:
             await leave(connection, sql, self._group, work.source, lane)
+        return True
 
-    async def _record(
+    async def record(
         self,
-        connection: Connection,
+        connection: Executor,
         task_id: UUID,
         event: str,
         from_state: TaskState,
@@ -191,6 +200,7 @@ class DoubtStore:
         failure: Failure,
         actor: str | None = None,
     ) -> None:
+        """One line of a task's history."""
         await connection.execute(
             self._work_sql["record_event"],
             self._group,
