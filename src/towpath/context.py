@@ -7,6 +7,7 @@ long handler cannot sit in a transaction by mistake.
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
@@ -106,9 +107,16 @@ class Tx:
         key: Key | Declared = DECLARED,
         headers: HeadersInput | None = None,
         destination: str | None = None,
+        at: datetime | None = None,
+        delay: str | timedelta | None = None,
     ) -> UUID:
-        """Write an event that exists if and only if this transaction commits. Returns its message id."""
-        return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
+        """Write an event that exists if and only if this transaction commits. Returns its message id.
+
+        It is published at once, or when `at` or `delay` say: see `towpath.emit`.
+        """
+        return self._outbox.emit(
+            self.session, payload, key=key, headers=headers, destination=destination, at=at, delay=delay
+        )
 
 
 class SyncHandlerSession(Session):
@@ -162,9 +170,16 @@ class SyncTx:
         key: Key | Declared = DECLARED,
         headers: HeadersInput | None = None,
         destination: str | None = None,
+        at: datetime | None = None,
+        delay: str | timedelta | None = None,
     ) -> UUID:
-        """Write an event that exists if and only if this transaction commits. Returns its message id."""
-        return self._outbox.emit(self.session, payload, key=key, headers=headers, destination=destination)
+        """Write an event that exists if and only if this transaction commits. Returns its message id.
+
+        It is published at once, or when `at` or `delay` say: see `towpath.emit`.
+        """
+        return self._outbox.emit(
+            self.session, payload, key=key, headers=headers, destination=destination, at=at, delay=delay
+        )
 
 
 @dataclass(frozen=True, slots=True)

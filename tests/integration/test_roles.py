@@ -68,6 +68,8 @@ async def test_a_producer_can_produce_in_every_way(db: Any, log_in: LogIn) -> No
         handle = await submit(connection, Charge("4"))
         await submit(connection, Charge("4"))
         await connection.execute("select towpath.emit('orders', 'order.placed', '{}', '5')")
+        await emit(connection, OrderPlaced(order_id="later"), delay="1h")
+        await submit(connection, Charge("later"), delay="1h")
         assert await tasks.cancel(connection, handle.id, group="billing") == "CANCELLED"
     async_engine = create_async_engine(sqlalchemy_url(url))
     async with AsyncSession(async_engine) as session, session.begin():
@@ -90,6 +92,8 @@ VALUES = "1, gen_random_uuid(), 'event', 'd', 't', null, 'c', '[]', ''"
 FORBIDDEN = {
     "producer": [
         "select * from towpath.outbox",
+        "select * from towpath.scheduled",
+        "delete from towpath.scheduled",
         "select count(*) from towpath.outbox_0",
         f"insert into towpath.outbox ({OUTBOX}, xid) values ({VALUES}, '1')",
         f"insert into towpath.outbox ({OUTBOX}, slot) values ({VALUES}, 1)",
@@ -117,9 +121,11 @@ FORBIDDEN = {
         "select towpath.cancel_task('billing', gen_random_uuid())",
         "select towpath.accept_task('g', gen_random_uuid(), 't', 'd', '', '', '', null, '', 'c', '[]', '')",
         "insert into towpath.task default values",
-        f"insert into towpath.outbox ({OUTBOX}) values ({VALUES})",
+        f"insert into towpath.outbox ({OUTBOX}, xid) values ({VALUES}, '1')",
         "update towpath.outbox set shard = 1",
         "delete from towpath.outbox",
+        "insert into towpath.scheduled default values",
+        "update towpath.scheduled_progress set due_upto = now()",
         "delete from towpath.dead_letter",
         "select * from towpath.key_gate",
     ],
@@ -179,6 +185,7 @@ async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) 
         ("producer", "producer"),
         ("reader", "tasks"),
         ("relay", "relay"),
+        ("relay", "scheduled"),
         ("worker", "work"),
         ("worker", "producer"),
         ("operator", "operator"),

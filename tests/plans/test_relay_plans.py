@@ -12,7 +12,7 @@ from towpath.relay.link import PROGRESS
 from towpath.store.database import PLANNER_PINS
 from towpath.store.statements import load
 
-STATEMENTS = load("relay")
+STATEMENTS = {**load("relay"), **load("scheduled")}
 READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay"}
 """Not hot and small: the trimmed journal at a start, one row per relay every few seconds."""
 
@@ -51,6 +51,12 @@ async def fill(db: "asyncpg.Connection[Any]") -> None:
         insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, payload)
         select g % 16, gen_random_uuid(), 'event', 'orders', 'order.placed', (g % 100)::text, 'x', '\\x00'
         from generate_series(1, 30000) g;
+        insert into towpath.scheduled (due_at, message_id, destination, type, key, content_type, payload)
+        select clock_timestamp() + make_interval(days => 1, secs => g), gen_random_uuid(), 'orders',
+               'order.placed', (g % 100)::text, 'x', '\\x00'
+        from generate_series(1, 100000) g;
+        insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
+        select g, clock_timestamp(), 0, pg_current_snapshot() from generate_series(2, 3000) g;
         insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_to)
         select array[g % 16]::smallint[], array[g]::bigint[], array[null]::bigint[],
                pg_current_snapshot(), pg_current_snapshot()
@@ -97,3 +103,20 @@ async def test_reads_of_the_outbox_enter_each_partition_by_shard_and_transaction
             assert scan["Index Name"].endswith("_shard_xid_id_idx")
             assert "shard" in scan["Index Cond"]
             assert "xid" in scan["Index Cond"]
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["never analysed", "filled"])
+async def test_what_is_scheduled_for_later_is_not_read_before(
+    db: "asyncpg.Connection[Any]", migrated_url: str, is_filled: bool
+) -> None:
+    """R18: the due times are entered at the place reached, new rows by their transaction."""
+    if is_filled:
+        await fill(db)
+    for name, count in {"look": 5, "move": 4, "forget_moved": 1}.items():
+        async with like_the_relay(migrated_url) as connection:
+            plan = await generic_plan(connection, STATEMENTS[name])
+        scans = [node for node in plan if node.get("Relation Name") == "scheduled" and "Index Name" in node]
+        assert len(scans) == count, name
+        for scan in scans:
+            entered_by = {"scheduled_pkey": "id) > ROW(", "scheduled_window": "xid"}[scan["Index Name"]]
+            assert entered_by in scan.get("Index Cond", ""), json.dumps((name, scan))

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from towpath.errors import NoTransaction
 from towpath.outbox import binds
-from towpath.outbox.rows import OutboxRow
+from towpath.outbox.rows import EventRow
 from towpath.outbox.statements import insert
 
 _INFO_KEY: Final = "towpath.outbox"
@@ -30,7 +30,7 @@ _LAST_MOMENTS: Final = ("commit", "prepare_twophase")
 class _Pending:
     """What one session has to write before its transaction commits."""
 
-    rows: list[tuple[str, OutboxRow]] = field(default_factory=list)
+    rows: list[tuple[str, EventRow]] = field(default_factory=list)
     """With the schema they go to, in emit order."""
     marks: WeakKeyDictionary[SessionTransaction, int] | None = None
     """How many rows there were when a savepoint began; absent: none."""
@@ -97,7 +97,7 @@ def check_transaction(session: Session) -> None:
         pending.is_checked = True
 
 
-def add(session: Session, rows: Iterable[OutboxRow], schema: str) -> None:
+def add(session: Session, rows: Iterable[EventRow], schema: str) -> None:
     """Keep rows until the session's transaction commits."""
     pending = _pending(session)
     pending.rows.extend((schema, row) for row in rows)
@@ -171,7 +171,7 @@ def _guard(session: Session, pending: _Pending) -> None:
 
 def _write(session: Session, pending: _Pending) -> None:
     rows, pending.rows = pending.rows, []
-    by_schema: dict[str, list[OutboxRow]] = {}
+    by_schema: dict[str, list[EventRow]] = {}
     for schema, row in rows:
         by_schema.setdefault(schema, []).append(row)
     for schema, of_schema in by_schema.items():

@@ -16,10 +16,11 @@ from towpath.outbox import buffer
 from towpath.outbox.rows import (
     DECLARED,
     Declared,
+    EventRow,
     Key,
     Options,
-    OutboxRow,
     TaskRow,
+    due_when,
     event_row,
     sent_row,
     task_row,
@@ -62,6 +63,8 @@ class Outbox:
         headers: HeadersInput | None = ...,
         destination: str | None = ...,
         message_id: UUID | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> UUID: ...
     @overload
     def emit(
@@ -73,6 +76,8 @@ class Outbox:
         headers: HeadersInput | None = ...,
         destination: str | None = ...,
         message_id: UUID | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> Coroutine[Any, Any, UUID]: ...
     def emit(
         self,
@@ -83,15 +88,20 @@ class Outbox:
         headers: HeadersInput | None = None,
         destination: str | None = None,
         message_id: UUID | None = None,
+        at: datetime | None = None,
+        delay: str | timedelta | None = None,
     ) -> UUID | Coroutine[Any, Any, UUID]:
         """Write an event in the caller's transaction and return its message id.
 
         `key` and `destination` are the declared ones unless given; `key=None` means no key. The
-        current trace context goes along. Raises NoTransaction, UnknownType, InvalidMessage or
-        PayloadTooLarge; await it on an asyncpg connection.
+        current trace context goes along. With `at`, an aware datetime, or `delay`, a duration from
+        the INSERT by the database's clock, it is published then and not before. Raises
+        NoTransaction, UnknownType, InvalidMessage or PayloadTooLarge; await it on an asyncpg
+        connection.
         """
         _check(target)
-        row = event_row(payload, Options(key, headers, destination, message_id), self.max_payload_bytes)
+        options = Options(key, headers, destination, message_id, due_when(at, delay))
+        row = event_row(payload, options, self.max_payload_bytes)
         return self._write_one(target, row)
 
     @overload
@@ -101,20 +111,34 @@ class Outbox:
         payloads: Iterable[object],
         *,
         headers: HeadersInput | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> list[UUID]: ...
     @overload
     def emit_many(
-        self, target: AsyncpgConnection, payloads: Iterable[object], *, headers: HeadersInput | None = ...
+        self,
+        target: AsyncpgConnection,
+        payloads: Iterable[object],
+        *,
+        headers: HeadersInput | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> Coroutine[Any, Any, list[UUID]]: ...
     def emit_many(
-        self, target: Caller, payloads: Iterable[object], *, headers: HeadersInput | None = None
+        self,
+        target: Caller,
+        payloads: Iterable[object],
+        *,
+        headers: HeadersInput | None = None,
+        at: datetime | None = None,
+        delay: str | timedelta | None = None,
     ) -> list[UUID] | Coroutine[Any, Any, list[UUID]]:
         """Write events in their order, with one statement (per 32 MiB); if one is refused, none.
 
-        `headers` go on each. Returns the message ids; otherwise like `emit`.
+        `headers`, and `at` or `delay`, are those of each. Returns the message ids; otherwise like `emit`.
         """
         _check(target)
-        options = Options(headers=headers)
+        options = Options(headers=headers, due=due_when(at, delay))
         rows = [event_row(payload, options, self.max_payload_bytes) for payload in payloads]
         if is_asyncpg(target):
             return self._insert(target, rows)
@@ -167,6 +191,8 @@ class Outbox:
         deadline: datetime | timedelta | str | None = ...,
         dedupe_key: str | None = ...,
         headers: HeadersInput | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> SyncTaskHandle: ...
     @overload
     def submit(
@@ -178,6 +204,8 @@ class Outbox:
         deadline: datetime | timedelta | str | None = ...,
         dedupe_key: str | None = ...,
         headers: HeadersInput | None = ...,
+        at: datetime | None = ...,
+        delay: str | timedelta | None = ...,
     ) -> Coroutine[Any, Any, TaskHandle]: ...
     def submit(
         self,
@@ -188,18 +216,22 @@ class Outbox:
         deadline: datetime | timedelta | str | None = None,
         dedupe_key: str | None = None,
         headers: HeadersInput | None = None,
+        at: datetime | None = None,
+        delay: str | timedelta | None = None,
     ) -> SyncTaskHandle | Coroutine[Any, Any, TaskHandle]:
         """Give a task to its group, in the caller's transaction: its row is there, state ACCEPTED.
 
         The same `unique` fields, or the same `dedupe_key`, submitted again for one `owner` return
         the first task with `created=False`, also concurrently (the second waits for the first to
         commit). `deadline` is an instant or a duration from now; past it the task ends EXPIRED.
+        With `at` or `delay`, as in `emit`, the task is WAITING and starts then; a key orders it from
+        there on.
         Raises DedupeConflict when the repeat has another body, and what `emit` raises.
         """
         _check(target)
         row = task_row(
             payload,
-            Options(headers=headers),
+            Options(headers=headers, due=due_when(at, delay)),
             self.max_payload_bytes,
             owner=owner,
             deadline=deadline,
@@ -213,19 +245,19 @@ class Outbox:
         accepted, engine = self._accept(session, row)
         return SyncTaskHandle(TaskId(accepted.task_id), row.group, accepted.created, engine, self.schema)
 
-    def _write_one(self, target: Caller, row: OutboxRow) -> UUID | Coroutine[Any, Any, UUID]:
+    def _write_one(self, target: Caller, row: EventRow) -> UUID | Coroutine[Any, Any, UUID]:
         if is_asyncpg(target):
             return self._insert_one(target, row)
         return self._buffer(sync_session(target), [row])[0]
 
-    def _buffer(self, session: Session, rows: Sequence[OutboxRow]) -> list[UUID]:
+    def _buffer(self, session: Session, rows: Sequence[EventRow]) -> list[UUID]:
         buffer.add(session, rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
-    async def _insert_one(self, connection: AsyncpgConnection, row: OutboxRow) -> UUID:
+    async def _insert_one(self, connection: AsyncpgConnection, row: EventRow) -> UUID:
         return (await self._insert(connection, [row]))[0]
 
-    async def _insert(self, connection: AsyncpgConnection, rows: Sequence[OutboxRow]) -> list[UUID]:
+    async def _insert(self, connection: AsyncpgConnection, rows: Sequence[EventRow]) -> list[UUID]:
         _check(connection)  # it may be awaited later than it was called
         if rows:
             await insert_async(connection, rows, self.schema)
@@ -235,7 +267,7 @@ class Outbox:
         connection = buffer.connection_for_write(session, self.schema)
         accepted = _checked(accept(connection, row, self.schema), row)
         if accepted.created:
-            buffer.add(session, [row.outbox_row()], self.schema)
+            buffer.add(session, row.outbox_rows(), self.schema)
         return accepted, connection.engine
 
     async def _submit_async(self, target: AnyAsyncSession, row: TaskRow) -> TaskHandle:
@@ -247,7 +279,7 @@ class Outbox:
         _check(connection)  # it may be awaited later than it was called
         accepted = _checked(await accept_async(connection, row, self.schema), row)
         if accepted.created:
-            await insert_async(connection, [row.outbox_row()], self.schema)
+            await insert_async(connection, row.outbox_rows(), self.schema)
         return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, connection, self.schema)
 
 

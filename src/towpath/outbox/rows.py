@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -58,6 +58,30 @@ class OutboxRow(NamedTuple):
     payload: bytes | None
 
 
+class ScheduledRow(NamedTuple):
+    """One row of `insert_scheduled`, in the order of the statement's parameters: an event for later."""
+
+    message_id: str
+    destination: str
+    type: str
+    key: str | None
+    content_type: str
+    headers: str
+    payload: bytes | None
+    due_at: str | None
+    delay_seconds: str | None
+
+
+EventRow: TypeAlias = OutboxRow | ScheduledRow
+
+
+class Due(NamedTuple):
+    """When a message is due: an instant, or seconds from the INSERT by the database's clock."""
+
+    at: datetime | None
+    delay_seconds: float | None
+
+
 class TaskRow(NamedTuple):
     """The parameters of `accept_task`, in the statement's order."""
 
@@ -74,12 +98,18 @@ class TaskRow(NamedTuple):
     content_type: str
     headers: str
     trace: str | None
+    due_at: datetime | None
+    delay_seconds: float | None
 
-    def outbox_row(self) -> OutboxRow:
-        """The message that tells the group; the body stays in the task's row."""
-        return OutboxRow(
-            self.id, "task", self.destination, self.type, self.key, self.content_type, self.headers, None
-        )
+    def outbox_rows(self) -> list[OutboxRow]:
+        """The message that tells the group; the body stays in the task's row. None for a delayed task."""
+        if self.due_at is not None or self.delay_seconds is not None:
+            return []
+        return [
+            OutboxRow(
+                self.id, "task", self.destination, self.type, self.key, self.content_type, self.headers, None
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +120,30 @@ class Options:
     headers: HeadersInput | None = None
     destination: str | None = None
     message_id: UUID | None = None
+    due: Due | None = None
+    """None: at once."""
 
 
-def event_row(payload: object, options: Options, max_payload_bytes: int) -> OutboxRow:
+def due_when(at: datetime | None, delay: str | timedelta | None) -> Due | None:
+    """When a caller wants a message to be due. Raises InvalidMessage."""
+    if at is not None and delay is not None:
+        raise InvalidMessage("at and delay are both given: say when, or how long from now")
+    if at is not None and not isinstance(at, datetime):
+        raise InvalidMessage(f"at is a datetime with a time zone, got {at!r}; delay takes a duration")
+    if isinstance(delay, datetime):
+        raise InvalidMessage("delay is a duration such as '30m'; at takes an instant")
+    if at is None and delay is None:
+        return None
+    return Due(*_moment("time", delay if at is None else at))
+
+
+def event_row(payload: object, options: Options, max_payload_bytes: int) -> EventRow:
     """The row of an event. Raises UsageError."""
     if not isinstance(payload, RawMessage) and spec_of(payload).kind != "event":
         name = type(payload).__qualname__
         raise InvalidMessage(f"{name} is a task: submit it, or send it to a group with another database")
-    return _row("event", payload, options, max_payload_bytes)[0]
+    row = _row("event", payload, options, max_payload_bytes)[0]
+    return row if options.due is None else _scheduled(row, options.due)
 
 
 def sent_row(payload: object, options: Options, max_payload_bytes: int) -> OutboxRow:
@@ -118,7 +164,7 @@ def task_row(
     """The row of a submitted task. Raises UsageError."""
     spec = _task_spec(payload)
     check_owner(owner)
-    deadline_at, deadline_seconds = _deadline(deadline)
+    deadline_at, deadline_seconds = _moment("deadline", deadline)
     request_hash = _request_hash(spec, payload, dedupe_key)
     row, headers = _row("task", payload, options, max_payload_bytes)
     return TaskRow(
@@ -135,6 +181,23 @@ def task_row(
         content_type=row.content_type,
         headers=row.headers,
         trace=traceparent_of(headers),
+        due_at=None if options.due is None else options.due.at,
+        delay_seconds=None if options.due is None else options.due.delay_seconds,
+    )
+
+
+def _scheduled(row: OutboxRow, due: Due) -> ScheduledRow:
+    """Numbers and times as text: in arrays, drivers disagree about them."""
+    return ScheduledRow(
+        row.message_id,
+        row.destination,
+        row.type,
+        row.key,
+        row.content_type,
+        row.headers,
+        row.payload,
+        None if due.at is None else due.at.isoformat(),
+        None if due.delay_seconds is None else repr(due.delay_seconds),
     )
 
 
@@ -167,20 +230,23 @@ def _row(kind: Kind, payload: object, options: Options, max_payload_bytes: int) 
     return row, headers
 
 
-def _deadline(deadline: datetime | timedelta | str | None) -> tuple[datetime | None, float | None]:
+def _moment(name: str, moment: datetime | timedelta | str | None) -> tuple[datetime | None, float | None]:
     """An instant, or seconds from now by the database's clock."""
-    if deadline is None:
+    if moment is None:
         return None, None
-    if isinstance(deadline, datetime):
-        if deadline.utcoffset() is None:
+    if isinstance(moment, datetime):
+        if moment.utcoffset() is None:
             raise InvalidMessage(
-                "the deadline is a naive datetime: give it a time zone, or say how long from now"
+                f"the {name} is a naive datetime: give it a time zone, or say how long from now"
             )
-        return deadline, None
+        try:
+            return moment.astimezone(UTC), None
+        except OverflowError as error:
+            raise InvalidMessage(f"the {name} is refused: {moment} is not a year of ours in UTC") from error
     try:
-        return None, parse_duration(deadline).total_seconds()
+        return None, parse_duration(moment).total_seconds()
     except ValueError as error:
-        raise InvalidMessage(f"the deadline is refused: {error}") from error
+        raise InvalidMessage(f"the {name} is refused: {error}") from error
 
 
 def _request_hash(spec: MessageSpec, payload: object, dedupe_key: str | None) -> bytes | None:

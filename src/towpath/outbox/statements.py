@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from towpath.outbox.rows import OutboxRow, TaskRow
+from towpath.outbox.rows import EventRow, OutboxRow, ScheduledRow, TaskRow
 from towpath.store.callers import AsyncpgConnection, binds, clause, statement
 
 FAMILY: Final = "producer"
@@ -23,14 +23,14 @@ class Acceptance(NamedTuple):
     same_body: bool
 
 
-def insert(connection: Connection, rows: Sequence[OutboxRow], schema: str) -> None:
-    """Write outbox rows in their order: one statement, or one for each 32 MiB or 10,000 rows."""
+def insert(connection: Connection, rows: Sequence[EventRow], schema: str) -> None:
+    """Write rows in their order: one statement per table, or one for each 32 MiB or 10,000 rows."""
     for name, parameters in _inserts(rows):
         connection.execute(clause(FAMILY, name, schema), binds(parameters))
 
 
-async def insert_async(connection: AsyncpgConnection, rows: Sequence[OutboxRow], schema: str) -> None:
-    """Write outbox rows in their order: one statement, or one for each 32 MiB or 10,000 rows."""
+async def insert_async(connection: AsyncpgConnection, rows: Sequence[EventRow], schema: str) -> None:
+    """Write rows in their order: one statement per table, or one for each 32 MiB or 10,000 rows."""
     for name, parameters in _inserts(rows):
         await connection.execute(statement(FAMILY, name, schema), *parameters)
 
@@ -52,20 +52,28 @@ def has_changed(connection: Connection, schema: str) -> bool:
     return bool(connection.scalar(clause(FAMILY, "has_changed", schema)))
 
 
-def _inserts(rows: Sequence[OutboxRow]) -> Iterator[tuple[str, Sequence[object]]]:
-    """The statements' names and parameters. Postgres takes no array of more than 1 GB."""
-    if len(rows) == 1:
-        yield "insert_outbox_row", rows[0]
-        return
+def _inserts(rows: Sequence[EventRow]) -> Iterator[tuple[str, Sequence[object]]]:
+    """The statements' names and parameters."""
+    now = [row for row in rows if isinstance(row, OutboxRow)]
+    if len(now) == 1:
+        yield "insert_outbox_row", now[0]
+    else:
+        yield from _chunks("insert_outbox", now)
+    if len(now) < len(rows):
+        yield from _chunks("insert_scheduled", [row for row in rows if isinstance(row, ScheduledRow)])
+
+
+def _chunks(name: str, rows: Sequence[EventRow]) -> Iterator[tuple[str, Sequence[object]]]:
+    """Postgres takes no array of more than 1 GB."""
     start, size = 0, 0
     for end, row in enumerate(rows):
         size += len(row.payload or b"") + len(row.headers)
         if end - start == _CHUNK_ROWS or (size > _CHUNK_BYTES and end > start):
-            yield "insert_outbox", _columns(rows[start:end])
+            yield name, _columns(rows[start:end])
             start, size = end, len(row.payload or b"") + len(row.headers)
     if rows:
-        yield "insert_outbox", _columns(rows[start:])
+        yield name, _columns(rows[start:])
 
 
-def _columns(rows: Sequence[OutboxRow]) -> list[list[object]]:
+def _columns(rows: Sequence[EventRow]) -> list[list[object]]:
     return [list(values) for values in zip(*rows, strict=True)]

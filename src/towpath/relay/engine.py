@@ -1,4 +1,4 @@
-"""The relay: a reader ahead, a publisher behind it, a heartbeat beside them.
+"""The relay: a reader ahead, a publisher behind it; a heartbeat and the mover of delayed events beside them.
 
 ```
 outbox ──poll──▶ Reading ──Batch──▶ queue of 1 ──▶ Dispatch ──▶ broker
@@ -28,7 +28,8 @@ from towpath.relay.dispatch import Dispatch
 from towpath.relay.heartbeat import Heartbeat
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
-from towpath.relay.link import LEASES, PROGRESS, READS, Link
+from towpath.relay.link import LEASES, PROGRESS, READS, SCHEDULE, Link
+from towpath.relay.mover import Mover
 from towpath.relay.options import RelayOptions
 from towpath.relay.poison import Poison
 from towpath.relay.progress import Shards, boot_time
@@ -37,6 +38,7 @@ from towpath.relay.reading import Reading
 from towpath.relay.status import RelayStatus
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
+from towpath.store.scheduled import ScheduledStore
 from towpath.store.statements import DEFAULT_SCHEMA
 from towpath.store.unpublished import Unpublished
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
@@ -93,6 +95,12 @@ class Relay:
         self._dispatch = Dispatch(
             self._reading, self._sender, writer, self._poison, self._shards, self._away, options, hooks
         )
+        self._mover = Mover(
+            Link(database_url, "mover", SCHEDULE, command_timeout_seconds=_READ_SECONDS),
+            ScheduledStore(schema),
+            options,
+            hooks,
+        )
         self._is_draining = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -106,6 +114,7 @@ class Relay:
                 background = [
                     tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                     tasks.create_task(self._reading.run(), name="reading"),
+                    tasks.create_task(self._mover.run(), name="moving"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
                 await self._drained(stop, publishing)
@@ -131,6 +140,7 @@ class Relay:
         await self._sender.aclose()
         self._reading_link.drop()
         self._journal_link.drop()
+        self._mover.close()
         self._heartbeat.close()  # a beat may have been cut short
         with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire
             async with asyncio.timeout(_LEAVE_SECONDS):
@@ -143,7 +153,7 @@ class Relay:
         problems = [
             f"{name}: {describe(error)}"
             for name, error in (
-                ("database", self._reading.error or self._heartbeat.error),
+                ("database", self._reading.error or self._heartbeat.error or self._mover.error),
                 ("broker", self._away.problem),
             )
             if error is not None
@@ -152,7 +162,7 @@ class Relay:
             problems.append("database: not connected yet")
         if now - self._heartbeat.beat_at > self._options.lease:
             problems.append("leases: no heartbeat got through for longer than a lease")
-        ticks = [self._dispatch.ticked_at, self._heartbeat.ticked_at]
+        ticks = [self._dispatch.ticked_at, self._heartbeat.ticked_at, self._mover.ticked_at]
         if self._reading.batches.empty():
             ticks.append(self._reading.ticked_at)
         return RelayStatus(

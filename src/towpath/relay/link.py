@@ -27,6 +27,8 @@ PROGRESS: Final[Mapping[str, str]] = {
     "idle_in_transaction_session_timeout": "10s",
 }
 """Of the journal's: losing its last rows in a crash costs duplicates only."""
+SCHEDULE: Final[Mapping[str, str]] = {"lock_timeout": "5s", "statement_timeout": "60s"}
+"""Of the mover's, which commits durably: what it moved is published."""
 LEASES: Final[Mapping[str, str]] = {"lock_timeout": "5s"}
 
 

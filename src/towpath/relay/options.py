@@ -45,6 +45,10 @@ class RelayOptions:
     """Waits while broker or database are away, and between tries of a refused message."""
     journal_every: float = 1.0
     """How old a shard's journal row may become while only the snapshot moves."""
+    scheduled_poll: float = 0.5
+    """Longest time between two looks for delayed events."""
+    moved_rows: int = 1000
+    """Most delayed events moved into the outbox at once."""
 
     def __post_init__(self) -> None:
         if self.publish_deadline + self.margin + self.renew_every > self.lease:

@@ -3,7 +3,8 @@
 --
 --   towpath_producer   writes messages, submits and cancels tasks; reads, changes and deletes nothing itself
 --   towpath_reader     reads tasks: state, progress, result
---   towpath_relay      publishes: reads the outbox, keeps its progress; does not see tasks
+--   towpath_relay      publishes: reads the outbox, keeps its progress, moves due events into the outbox;
+--                      does not see tasks
 --   towpath_worker     consumer groups: tasks and dead letters; also a producer
 --   towpath_operator   looks, cancels, replays: what the command line does; also a producer
 --
@@ -31,23 +32,29 @@ grant select on towpath.meta, towpath.broker, towpath.destination
 grant select on towpath.destination to towpath_producer;
 grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload)
   on towpath.outbox to towpath_producer;
-grant insert (due_at, shard, message_id, destination, type, key, content_type, headers, payload)
+grant insert (due_at, message_id, destination, type, key, content_type, headers, payload)
   on towpath.scheduled to towpath_producer;
 grant execute on function
   towpath.shard(text, text, uuid), towpath.raise_synchronous_commit(), towpath.header_pairs(json),
   towpath.emit(text, text, bytea, text, json, text, uuid),
-  towpath.accept_task(text, uuid, text, text, text, text, bytea, timestamptz, bytea, text, json, text),
+  towpath.accept_task(text, uuid, text, text, text, text, bytea, timestamptz, bytea, text, json, text, timestamptz),
   towpath.cancel_task(text, uuid, text)
   to towpath_producer;
 
 grant select on towpath.task, towpath.task_event to towpath_reader;
 
 -- Catalog rows only of the stage where publishing failed.
-grant select on towpath.outbox, towpath.scheduled, towpath.shard_progress to towpath_relay;
+grant select on towpath.outbox, towpath.shard_progress to towpath_relay;
 grant select, insert, update, delete on towpath.journal to towpath_relay;
 grant select, update on towpath.shard_lease to towpath_relay;
 grant select, insert, update, delete on towpath.relay to towpath_relay;
 grant select, insert, update on towpath.dead_letter to towpath_relay;
+-- Events for later become outbox rows when due.
+grant select, delete on towpath.scheduled to towpath_relay;
+grant select, insert, delete on towpath.scheduled_progress to towpath_relay;
+grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload)
+  on towpath.outbox to towpath_relay;
+grant execute on function towpath.shard(text, text, uuid), towpath.raise_synchronous_commit() to towpath_relay;
 
 grant towpath_producer to towpath_worker;
 grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;
@@ -55,6 +62,8 @@ grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.
 grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
 grant select on towpath.shard_progress to towpath_worker;
+-- A delayed task is numbered when it is due.
+grant usage on sequence towpath.outbox_id_seq to towpath_worker;
 
 grant towpath_producer to towpath_operator;
 grant select on all tables in schema towpath to towpath_operator;

@@ -39,7 +39,6 @@ comment on table towpath.scheduled is 'Events for later, append-only; moved into
 comment on column towpath.scheduled.xid is 'The inserting transaction, for the movers'' snapshot.';
 comment on column towpath.scheduled.id is 'Tie-breaker among equal due times.';
 comment on column towpath.scheduled.due_at is 'Not published before this instant.';
-comment on column towpath.scheduled.shard is 'Shard of the outbox row it becomes.';
 comment on column towpath.scheduled.message_id is 'Message id of the outbox row it becomes.';
 comment on column towpath.scheduled.destination is 'As in outbox.';
 comment on column towpath.scheduled.type is 'As in outbox.';
@@ -48,6 +47,14 @@ comment on column towpath.scheduled.content_type is 'As in outbox.';
 comment on column towpath.scheduled.headers is 'As in outbox.';
 comment on column towpath.scheduled.payload is 'As in outbox.';
 comment on column towpath.scheduled.created_at is 'When it was written, by the database clock.';
+
+comment on table towpath.scheduled_progress is 'How far events for later are moved, append-only: the row with the highest number counts. Moved is what is visible in the snapshot and not after (due_upto, id_upto). Old rows are trimmed.';
+comment on column towpath.scheduled_progress.seq is 'One more than the row it was made from, so that of two movers one wins.';
+comment on column towpath.scheduled_progress.due_upto is 'The due time up to which rows are moved.';
+comment on column towpath.scheduled_progress.id_upto is 'The last id moved of exactly that due time.';
+comment on column towpath.scheduled_progress.snapshot is 'The transactions whose rows were looked at.';
+comment on column towpath.scheduled_progress.xid is 'The inserting transaction, to notice a restored or copied database.';
+comment on column towpath.scheduled_progress.created_at is 'When it was written, by the database clock.';
 
 comment on table towpath.relay is 'Relay processes seen recently.';
 comment on column towpath.relay.id is 'Identity of one process run.';

@@ -82,7 +82,6 @@ create table towpath.scheduled (
   xid          xid8 not null default pg_current_xact_id(),
   id           bigint generated always as identity (cache 1),
   due_at       timestamptz not null,
-  shard        smallint not null,
   message_id   uuid not null,
   destination  text not null check (destination ~ '^[A-Za-z0-9._-]{1,200}$'),
   type         text not null check (length(type) between 1 and 200),
@@ -94,6 +93,17 @@ create table towpath.scheduled (
   primary key (due_at, id)
 );
 create index scheduled_window on towpath.scheduled (xid);
+
+create table towpath.scheduled_progress (
+  seq        bigint primary key,
+  due_upto   timestamptz not null,
+  id_upto    bigint not null,
+  snapshot   pg_snapshot not null,
+  xid        xid8 not null default pg_current_xact_id(),
+  created_at timestamptz not null default towpath.clock()
+);
+insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
+  values (1, towpath.clock(), 0, pg_current_snapshot());
 
 -- Relays, leases and the progress journal -------------------------------------------------------
 
@@ -332,10 +342,13 @@ create function towpath.emit(
 $$;
 
 -- The row of a submitted task. A repeat of the same dedupe key returns the first; `same_body` says
--- whether it was submitted with the same payload. The caller writes the outbox row.
+-- whether it was submitted with the same payload. The caller writes the outbox row; there is none for a
+-- task with `due_at`, which waits here and is started from here. It comes at its deadline, to end, where
+-- that is earlier.
 create function towpath.accept_task(
   consumer_group text, id uuid, type text, destination text, key text, owner text, request_hash bytea,
   deadline_at timestamptz, payload bytea, content_type text, headers json, trace text,
+  due_at timestamptz default null,
   out task_id uuid, out created boolean, out same_body boolean
 )
   language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
@@ -344,10 +357,14 @@ begin
   perform towpath.raise_synchronous_commit();
   loop
     insert into towpath.task (consumer_group, id, type, kind, source, key, owner, request_hash, state, held_by,
-                              deadline_at, payload, content_type, headers, trace, shard, xid)
+                              due_at, waiting_for, deadline_at, payload, content_type, headers, trace, shard, xid)
       values (accept_task.consumer_group, accept_task.id, accept_task.type, 'task',
               coalesce((select d.address from towpath.destination d where d.name = accept_task.destination), accept_task.destination),
-              accept_task.key, accept_task.owner, accept_task.request_hash, 'ACCEPTED', 'broker',
+              accept_task.key, accept_task.owner, accept_task.request_hash,
+              case when accept_task.due_at is null then 'ACCEPTED' else 'WAITING' end,
+              case when accept_task.due_at is null then 'broker' else 'database' end,
+              case when accept_task.due_at is not null then least(accept_task.due_at, accept_task.deadline_at) end,
+              case when accept_task.due_at is not null then 'delay' end,
               accept_task.deadline_at, accept_task.payload, accept_task.content_type, accept_task.headers, accept_task.trace,
               towpath.shard(accept_task.destination, accept_task.key, accept_task.id), pg_current_xact_id())
       on conflict (consumer_group, owner, request_hash) where request_hash is not null do nothing;

@@ -1,0 +1,107 @@
+"""Delayed events: moved into the outbox when they are due, by every relay, each step by one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from towpath.crashpoints import CrashPoint, crash_point
+from towpath.errors import StoreUnavailable
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.link import Link, link_errors
+from towpath.relay.options import RelayOptions
+from towpath.relay.progress import boot_time
+from towpath.store.scheduled import Place, ScheduledStore
+
+_ADVANCE_SECONDS: Final = 1.0
+"""How often progress follows what is written for later, so that looking stays cheap."""
+_SWEEP_SECONDS: Final = 600.0
+"""How often deleting begins at the front again: for rows that came late and rows of dead relays."""
+_RACED_SECONDS: Final = 0.01
+_DELETE_ROWS: Final = 1000
+
+
+class Mover:
+    """Wakes at the next due time, at the latest after `scheduled_poll`. One per relay.
+
+    Never early: the due time is compared with the database's clock by the statement that moves.
+    Late by less than `scheduled_poll` where the event was written shortly before it is due.
+    """
+
+    def __init__(self, link: Link, store: ScheduledStore, options: RelayOptions, hooks: RelayHooks) -> None:
+        self._link = link
+        self._store = store
+        self._options = options
+        self._hooks = hooks
+        self._failures = 0
+        self._advanced_at = 0.0
+        self._swept_at = 0.0
+        self._is_dirty = True
+        self._forgotten = Place()
+        self._trimmed = 0
+        self.moved_count = 0
+        """Events moved since the start."""
+        self.ticked_at = boot_time()
+        self.error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Move until cancelled.
+
+        Raises ConfigurationError when the schema is missing or its progress is not this database's.
+        """
+        while True:
+            self.ticked_at = boot_time()
+            try:
+                with link_errors():
+                    wait = await self.step()
+                self._failures = 0
+                self.error = None
+            except StoreUnavailable as error:
+                self._link.drop()
+                self._failures += 1
+                wait = self._options.backoff.delay(self._failures).total_seconds()
+                if self.error is None:
+                    self._hooks.store_unavailable(error, wait)
+                self.error = error
+            await asyncio.sleep(wait)
+
+    def close(self) -> None:
+        """Close the connection; a step that is on its way happens wholly or not at all."""
+        self._link.drop()
+
+    async def step(self) -> float:
+        """Look, move what is due, delete what was moved; returns the seconds to wait.
+
+        Raises StoreUnavailable and the driver's errors.
+        """
+        connection = await self._link.connection()
+        outlook = await self._store.look(connection)
+        now = boot_time()
+        if outlook.is_due or (outlook.is_behind and now - self._advanced_at >= _ADVANCE_SECONDS):
+            moved = await self._store.move(connection, self._options.moved_rows)
+            if moved is None:
+                return _RACED_SECONDS
+            self._advanced_at = now
+            if moved:
+                self.moved_count += moved
+                self._is_dirty = True
+                crash_point(CrashPoint.MOVED_DUE)
+            return 0.0
+        if await self._clean(now):
+            return 0.0
+        wait = self._options.scheduled_poll
+        return wait if outlook.next_seconds is None else min(wait, outlook.next_seconds)
+
+    async def _clean(self, now: float) -> bool:
+        """Delete one batch of what was moved; whether there may be more."""
+        if now - self._swept_at >= _SWEEP_SECONDS:
+            self._swept_at = now
+            self._forgotten = Place()
+            self._is_dirty = True
+        if not self._is_dirty:
+            return False
+        connection = await self._link.connection()
+        count, self._forgotten = await self._store.forget_moved(connection, self._forgotten, _DELETE_ROWS)
+        self._is_dirty = count == _DELETE_ROWS
+        self._trimmed = await self._store.trim(connection, self._trimmed, _DELETE_ROWS)
+        return self._is_dirty
