@@ -12,6 +12,7 @@ from uuid_utils.compat import uuid7
 from towpath.errors import StoreUnavailable
 from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
+from towpath.store.delays import admit_delayed
 from towpath.store.gates import Connection
 from towpath.store.statements import load
 from towpath.store.work import Finding, Standing, Work
@@ -32,8 +33,11 @@ class Claimed:
 class ClaimStore:
     """Claims of one worker of one consumer group."""
 
-    def __init__(self, database: Database, group: str, worker_id: UUID) -> None:
+    def __init__(
+        self, database: Database, group: str, worker_id: UUID, *, is_ordered_by_key: bool = False
+    ) -> None:
         self._database = database
+        self._is_ordered_by_key = is_ordered_by_key
         self._sql = load("work", database.schema)
         self._group = group
         self._worker_id = worker_id
@@ -189,8 +193,9 @@ class ClaimStore:
         `may_start` is asked with the type and the number of starts it would be, 1 where no worker
         was lost. Types in `without` are not looked at.
         """
-        with store_errors():
-            due = await self._database.pool.fetch(self._sql["due_lanes"], self._group, limit, list(without))
+        due = await self._due(limit, without)
+        if self._is_ordered_by_key and await admit_delayed(self._database, self._group, due):
+            due = await self._due(limit, without)
         first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
         for row in due:
             if may_start(row["type"], row["deliveries"] + 1):
@@ -215,6 +220,13 @@ class ClaimStore:
         now = time.monotonic()
         triggers = {row["id"]: row["waiting_for"] for row in due}
         return [_due_work(row, token, now, triggers[row["id"]]) for row in rows]
+
+    async def _due(self, limit: int, without: Collection[str]) -> list[Any]:
+        with store_errors():
+            rows: list[Any] = await self._database.pool.fetch(
+                self._sql["due_lanes"], self._group, limit, list(without)
+            )
+        return rows
 
     async def _start(self, ids: list[UUID], token: UUID) -> list[Any]:
         with store_errors():

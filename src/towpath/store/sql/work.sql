@@ -80,11 +80,21 @@ select t.id, t.state, t.held_by, t.deliveries,
 
 -- name: due_lanes
 -- Due heads of a group, oldest first, but of the types $3, which wait for their dependency. Locks nothing; index: task_due, then task_running_lane.
-select t.id, t.type, t.source, t.lane, t.waiting_for, t.deliveries from towpath.task t
+select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries from towpath.task t
  where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock() and t.type <> all($3::text[])
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
  order by t.due_at limit $2
+
+-- name: admit_delayed
+-- A delayed task is due and takes its place in its lane: WAITING as its head, PARKED behind another, with
+-- a number as if it were submitted now. Its gate is locked; index: primary key.
+update towpath.task t
+   set state = case when $4 then 'WAITING' else 'PARKED' end, due_at = case when $4 then t.due_at end,
+       waiting_for = case when $4 then t.waiting_for end, lane = $3, position = nextval('towpath.outbox_id_seq'),
+       version = t.version + 1, updated_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'WAITING' and t.waiting_for = 'delay' and t.lane is null
+returning t.version
 
 -- name: next_due
 -- Seconds until the next waiting task is due; null when none waits. Index: task_due.
