@@ -20,6 +20,7 @@ from towpath import tasks
 from towpath.outbox import emit, emit_many, send, submit
 from towpath.store import migrate
 from towpath.store.database import sqlalchemy_url
+from towpath.store.retention import Retention
 from towpath.store.roles import grants
 from towpath.store.statements import load
 
@@ -210,6 +211,33 @@ async def test_each_statement_of_a_role_may_be_run_by_it(
                 denied.append(f"{name}: {error}")
             await connection.execute("deallocate probe")
     assert denied == []
+
+
+async def test_a_relay_may_clear_a_slot_and_a_worker_may_not(db: Any, log_in: LogIn) -> None:
+    """X5 R22: blocks cannot be explained, so the retention's statements are run."""
+    store = Retention()
+    await db.execute(
+        "insert into towpath.outbox (slot, shard, message_id, kind, destination, type, content_type, "
+        "created_at) select (towpath.ring_slot() + 2) % 4, 1, gen_random_uuid(), 'event', 'd', 't', 'c', "
+        "towpath.clock() - interval '7 hours' from generate_series(1, 2)"
+    )
+    slot = await db.fetchval("select min(slot) from towpath.outbox")
+    await db.execute(
+        "insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_to) "
+        "values ('{1}', '{1}', '{null}', pg_current_snapshot(), pg_current_snapshot())"
+    )
+    async with connected(await log_in("worker")) as worker:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await store.clear(worker, slot, 1, hold_seconds=5)
+    async with connected(await log_in("relay")) as relay:
+        assert len((await store.survey(relay)).slots) == 4
+        assert (await store.verdict(relay, slot, 1)).reason is None
+        assert await store.holders(relay, slot) == []
+        assert await store.oldest_age(relay, slot) == pytest.approx(7 * 3600, abs=600)
+        assert (await store.delete_sent(relay, slot, 1, 1, limit=1)).count == 1
+        assert await store.shards(relay) == list(range(16))
+        assert await store.clear(relay, slot, 1, hold_seconds=5) is None
+    assert await db.fetchval("select count(*) from towpath.outbox") == 0
 
 
 async def test_the_roles_of_another_schema_are_granted_that_schema_alone(db: Any, migrated_url: str) -> None:

@@ -45,6 +45,9 @@ grant select on towpath.task, towpath.task_event to towpath_reader;
 
 -- Catalog rows only of the stage where publishing failed.
 grant select on towpath.outbox, towpath.shard_progress to towpath_relay;
+-- Clearing the ring, leaf by leaf.
+grant select, delete, truncate on towpath.outbox_0, towpath.outbox_1, towpath.outbox_2, towpath.outbox_3
+  to towpath_relay;
 grant select, insert, update, delete on towpath.journal to towpath_relay;
 grant select, update on towpath.shard_lease to towpath_relay;
 grant select, insert, update, delete on towpath.relay to towpath_relay;
