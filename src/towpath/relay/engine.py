@@ -35,9 +35,11 @@ from towpath.relay.poison import Poison
 from towpath.relay.progress import Shards, boot_time
 from towpath.relay.publish import Sender
 from towpath.relay.reading import Reading
+from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
+from towpath.store.retention import Retention
 from towpath.store.scheduled import ScheduledStore
 from towpath.store.statements import DEFAULT_SCHEMA
 from towpath.store.unpublished import Unpublished
@@ -101,6 +103,13 @@ class Relay:
             options,
             hooks,
         )
+        self._clearing = Clearing(
+            Link(database_url, "retention", RETENTION, command_timeout_seconds=_READ_SECONDS),
+            Retention(schema),
+            self._shards,
+            options,
+            hooks,
+        )
         self._is_draining = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -114,6 +123,7 @@ class Relay:
                 background = [
                     tasks.create_task(self._heartbeat.run(), name="heartbeat"),
                     tasks.create_task(self._reading.run(), name="reading"),
+                    tasks.create_task(self._clearing.run(), name="clearing"),
                     tasks.create_task(self._mover.run(), name="moving"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
@@ -140,6 +150,7 @@ class Relay:
         await self._sender.aclose()
         self._reading_link.drop()
         self._journal_link.drop()
+        self._clearing.close()
         self._mover.close()
         self._heartbeat.close()  # a beat may have been cut short
         with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire

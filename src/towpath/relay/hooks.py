@@ -115,3 +115,28 @@ class RelayHooks:
             reason=redact(refusal.reason),
             attempts=attempts,
         )
+
+    def ring(self, free: int, blocked: int) -> None:
+        """A look at the outbox ring."""
+        self._telemetry.set(names.OUTBOX_SLOTS_FREE, free)
+        self._telemetry.set(names.OUTBOX_SLOTS_BLOCKED, blocked)
+
+    def slot_cleared(self, slot: int, size: int, seconds: float) -> None:
+        """A slot is empty again."""
+        self._telemetry.add(names.OUTBOX_SLOTS_CLEARED, 1)
+        log.info("relay.slot_cleared", relay=self._relay, slot=slot, bytes=size, seconds=round(seconds, 3))
+
+    def slot_blocked(self, slot: int, reason: str, unsent: Sequence[int], holders: Sequence[str]) -> None:
+        """A slot could go and cannot; told once for each reason."""
+        log.warning(
+            "relay.slot_blocked",
+            relay=self._relay,
+            slot=slot,
+            reason=reason,
+            shards=list(unsent),
+            holders=list(holders),
+        )
+
+    def slot_thinned(self, slot: int, count: int, seconds: float) -> None:
+        """Rows of a blocked slot are gone."""
+        log.info("relay.slot_thinned", relay=self._relay, slot=slot, count=count, seconds=round(seconds, 3))

@@ -37,6 +37,8 @@ class RelayOptions:
     """How far two clocks may run apart during one lease, and the time a close may take."""
     publish_attempts: int = 3
     """Tries of a message the broker refuses before it goes to the catalog."""
+    retention: float = 21600.0
+    """How long sent rows stay in the outbox at least."""
     broker_number: int = 0
     """Which broker's shards this engine relays."""
     listed_keys: int = 500_000
@@ -78,4 +80,5 @@ class RelayOptions:
             publish_deadline=settings.publish_deadline.total_seconds(),
             margin=settings.margin.total_seconds(),
             publish_attempts=settings.publish_attempts,
+            retention=settings.retention.total_seconds(),
         )

@@ -40,6 +40,17 @@ _EVENTS: Final = (
     _event(
         "relay.message_refused", "One message was put aside.", "message_id destination type reason attempts"
     ),
+    _event("relay.slot_cleared", "A slot of the outbox ring was truncated.", "relay slot bytes seconds"),
+    _event(
+        "relay.slot_blocked",
+        "A slot could be cleared and cannot: `unsent` rows of these shards, or `locked` by these backends.",
+        "relay slot reason shards holders",
+    ),
+    _event(
+        "relay.slot_thinned",
+        "Sent rows of a slot blocked for a rotation were deleted one by one.",
+        "relay slot count seconds",
+    ),
     _event("worker.registered", "A worker has its lease.", "group worker"),
     _event("worker.loop_blocked", "A handler kept the event loop to itself.", "group handler seconds"),
     _event("worker.lease_lost", "The worker lapsed; it starts again under a new id.", "group worker"),

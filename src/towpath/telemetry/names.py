@@ -155,6 +155,21 @@ OUTBOX_PUBLISH_LATENCY: Final = Metric(
     ("system",),
     _LONG_SECONDS,
 )
+OUTBOX_SLOTS_FREE: Final = Metric(
+    "towpath.outbox.slots.free",
+    "gauge",
+    "{slot}",
+    "Empty slots of the outbox ring; 0 for longer than a rotation: the outbox only grows.",
+)
+OUTBOX_SLOTS_BLOCKED: Final = Metric(
+    "towpath.outbox.slots.blocked",
+    "gauge",
+    "{slot}",
+    "Slots that are due to be cleared and cannot be, as the relay that clears the ring sees it.",
+)
+OUTBOX_SLOTS_CLEARED: Final = Metric(
+    "towpath.outbox.slots.cleared", "counter", "{slot}", "Slots of the outbox ring truncated."
+)
 RELAY_WINDOW_ROWS: Final = Metric(
     "towpath.relay.window.rows",
     "histogram",
@@ -224,6 +239,9 @@ METRICS: Final = (
     PROCESS_DURATION,
     OUTBOX_OLDEST_AGE,
     OUTBOX_PUBLISH_LATENCY,
+    OUTBOX_SLOTS_FREE,
+    OUTBOX_SLOTS_BLOCKED,
+    OUTBOX_SLOTS_CLEARED,
     RELAY_WINDOW_ROWS,
     RELAY_BACKOFFS,
     RELAY_SHARDS_OWNED,
