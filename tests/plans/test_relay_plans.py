@@ -54,7 +54,7 @@ async def fill(db: "asyncpg.Connection[Any]") -> None:
         insert into towpath.scheduled (due_at, message_id, destination, type, key, content_type, payload)
         select clock_timestamp() + make_interval(days => 1, secs => g), gen_random_uuid(), 'orders',
                'order.placed', (g % 100)::text, 'x', '\\x00'
-        from generate_series(1, 100000) g;
+        from generate_series(1, 20000) g;
         insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
         select g, clock_timestamp(), 0, pg_current_snapshot() from generate_series(2, 3000) g;
         insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_to)

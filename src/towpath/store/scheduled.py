@@ -39,7 +39,7 @@ class ScheduledStore:
     """The statements of one schema. Each method takes the connection to run on, in autocommit."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
-        self._sql = load("scheduled", schema)
+        self.statements = load("scheduled", schema)
 
     async def look(self, connection: asyncpg.Connection[Any]) -> Outlook:
         """What there is to move.
@@ -47,7 +47,7 @@ class ScheduledStore:
         Raises ConfigurationError when progress was written under another cluster's transaction ids:
         this database was restored or copied, and going on could skip or repeat events.
         """
-        row = await connection.fetchrow(self._sql["look"])
+        row = await connection.fetchrow(self.statements["look"])
         if row is None:
             raise SchemaMismatch("scheduled_progress has no row: it was edited by hand")
         if not row["is_ours"]:
@@ -63,17 +63,17 @@ class ScheduledStore:
 
         Returns how many; None when another mover made this step.
         """
-        row = await connection.fetchrow(self._sql["move"], limit)
+        row = await connection.fetchrow(self.statements["move"], limit)
         return None if row is None else row["count"]
 
     async def forget_moved(
         self, connection: asyncpg.Connection[Any], after: Place, limit: int
     ) -> tuple[int, Place]:
         """Delete moved rows in their order. Returns how many, fewer than `limit` at the end, and the last."""
-        row = await connection.fetchrow(self._sql["forget_moved"], after.due_at, after.id, limit)
+        row = await connection.fetchrow(self.statements["forget_moved"], after.due_at, after.id, limit)
         return (0, after) if row is None else (row["count"], Place(row["due_at"], row["id"]))
 
     async def trim(self, connection: asyncpg.Connection[Any], after: int, limit: int) -> int:
         """Delete old progress rows. Returns the last number deleted, `after` when there was none."""
-        last: int | None = await connection.fetchval(self._sql["trim_progress"], after, limit)
+        last: int | None = await connection.fetchval(self.statements["trim_progress"], after, limit)
         return after if last is None else last
