@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid7
 from towpath.errors import StoreUnavailable
 from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
-from towpath.store.delays import admit_delayed
+from towpath.store.delays import admit_delayed, is_outside
 from towpath.store.gates import Connection
 from towpath.store.statements import load
 from towpath.store.work import Finding, Standing, Work
@@ -198,6 +198,8 @@ class ClaimStore:
             due = await self._due(limit, without)
         first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
         for row in due:
+            if self._is_ordered_by_key and is_outside(row):
+                continue  # it became due between the two looks
             if may_start(row["type"], row["deliveries"] + 1):
                 first_of_lane.setdefault((row["source"], row["lane"] or row["id"]), row["id"])
         ids = list(first_of_lane.values())

@@ -14,6 +14,11 @@ class _NothingToDo(Exception):
     """Rolls a transaction back: another member was quicker, or the task was cancelled."""
 
 
+def is_outside(row: Any) -> bool:
+    """Whether a due row has a key and is not in its lane yet."""
+    return row["waiting_for"] == "delay" and row["lane"] is None and row["key"] is not None
+
+
 async def admit_delayed(database: Database, group: str, due: Sequence[Any]) -> int:
     """Put due tasks that were submitted with a delay under the gate of their lane, oldest first.
 
@@ -24,7 +29,7 @@ async def admit_delayed(database: Database, group: str, due: Sequence[Any]) -> i
     sql = load("work", database.schema)
     count = 0
     for row in due:
-        if row["waiting_for"] != "delay" or row["lane"] is not None or row["key"] is None:
+        if not is_outside(row):
             continue
         count += 1
         try:
