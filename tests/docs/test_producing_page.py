@@ -53,6 +53,14 @@ async def test_emitting_and_submitting_work_as_shown(db: Any, page: dict[str, An
     await page["look"](await db.fetchval("select id from towpath.task"))
 
 
+async def test_messages_for_later_wait_as_shown(db: Any, page: dict[str, Any]) -> None:
+    await page["remind"]("o-1")
+
+    assert await keys(db) == []
+    assert await db.fetchval("select count(*) from towpath.scheduled where due_at > now()") == 2
+    assert await db.fetchval("select state from towpath.task") == "WAITING"
+
+
 async def test_the_examples_of_order_do_what_they_say(db: Any, page: dict[str, Any]) -> None:
     await page["import_orders"](db, ["o-1"])
     await page["pay"]("o-1", 2)

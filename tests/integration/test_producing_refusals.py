@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -34,6 +34,7 @@ class Inheriting(OrderPlaced):
 Call = Callable[[Any], object]
 naive = datetime(2026, 1, 1)  # noqa: DTZ001 - the point of it
 unfit: Any = 1
+soon: Any = datetime.now(UTC)
 large = "x" * 16384
 
 REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
@@ -93,6 +94,40 @@ REFUSED: dict[str, tuple[type[UsageError], str, Call]] = {
     "an empty dedupe key": (InvalidMessage, "1 to 512", lambda t: submit(t, Charge("a"), dedupe_key="")),
     "a naive deadline": (InvalidMessage, "naive", lambda t: submit(t, Charge("a"), deadline=naive)),
     "a deadline in no unit": (InvalidMessage, "duration", lambda t: submit(t, Charge("a"), deadline="soon")),
+    "a naive time": (InvalidMessage, "naive", lambda t: emit(t, PageViewed("/"), at=naive)),
+    "a time that is text": (
+        InvalidMessage,
+        "a datetime with a time zone",
+        lambda t: emit(t, PageViewed("/"), at=unfit),
+    ),
+    "a delay that is a time": (
+        InvalidMessage,
+        "takes an instant",
+        lambda t: emit(t, PageViewed("/"), delay=soon),
+    ),
+    "a delay in no unit": (InvalidMessage, "duration", lambda t: emit(t, PageViewed("/"), delay="5")),
+    "a negative delay": (
+        InvalidMessage,
+        "negative",
+        lambda t: emit_many(t, [PageViewed("/")], delay=timedelta(seconds=-1)),
+    ),
+    "a delay of an age": (InvalidMessage, "too long", lambda t: submit(t, Charge("a"), delay="99999d")),
+    "a time and a delay": (
+        InvalidMessage,
+        "both",
+        lambda t: emit(t, PageViewed("/"), at=datetime.now(UTC), delay="1h"),
+    ),
+    "a task's naive time": (InvalidMessage, "naive", lambda t: submit(t, Charge("a"), at=naive)),
+    "a time beyond the years": (
+        InvalidMessage,
+        "refused",
+        lambda t: emit(t, PageViewed("/"), at=datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+    ),
+    "a large body for later": (
+        PayloadTooLarge,
+        "1048576",
+        lambda t: emit(t, PageViewed("x" * 1_048_576), delay="1h"),
+    ),
     "one of many": (UnknownType, "Undeclared", lambda t: emit_many(t, [PageViewed("/"), Undeclared()])),
 }
 
@@ -106,6 +141,7 @@ async def test_on_an_asyncpg_connection_bad_input_is_refused(db: Any) -> None:
             await emit(db, PageViewed("/still usable"))
 
     assert await db.fetchval("select count(*) from towpath.outbox") == len(REFUSED)
+    assert await db.fetchval("select count(*) from towpath.scheduled") == 0
     assert await db.fetchval("select count(*) from towpath.task") == 0
 
 

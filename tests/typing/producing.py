@@ -1,7 +1,7 @@
 """Producing as a user writes it; type-checked, never run."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 from uuid import UUID
 
@@ -77,6 +77,7 @@ def place_in_a_thread(session: Session, scoped: scoped_session[Session]) -> None
             emit_many(session, [PageViewed(url="/"), Blob(b"x")], headers=[("a", "1"), ("a", "2")]),
             list[UUID],
         )
+        assert_type(emit(session, PageViewed(url="/"), delay="90s"), UUID)
         assert_type(send(session, Charge(order_id="1", amount=1)), UUID)
         assert_type(submit(session, Charge(order_id="1", amount=1), deadline="1h"), SyncTaskHandle)
     assert_type(tasks.get(session, UUID(int=1), group="billing"), Task | None)
@@ -101,5 +102,8 @@ async def on_a_connection(connection: asyncpg.Connection) -> None:
     async with connection.transaction():
         await emit(connection, PageViewed(url="/"))
         await emit_many(connection, [PageViewed(url="/")])
+        await emit(connection, PageViewed(url="/"), at=datetime(2030, 1, 1, tzinfo=UTC))
+        await emit_many(connection, [PageViewed(url="/")], delay=timedelta(days=1))
+        await submit(connection, Charge(order_id="1", amount=1), delay="1h")
         handle = await submit(connection, Charge(order_id="1", amount=1))
     await handle.result("10s")

@@ -34,6 +34,8 @@ def with_wrong_options(session: Session) -> None:
     emit(session, PageViewed("/"), key=1.5)  # rejected: no key
     emit(session, PageViewed("/"), headers={"a": 1})  # rejected: no header
     emit(session, PageViewed("/"), message_id="1")  # rejected: no UUID
+    emit(session, PageViewed("/"), at="tomorrow")  # rejected: an instant
+    emit(session, PageViewed("/"), delay=5)  # rejected: a number has no unit
     submit(session, BuildReport("r"), deadline=5)  # rejected: a number has no unit
     print(submit(session, BuildReport("r")).unknown)  # rejected: no such attribute
     tasks.get(session, "1", group="reports")  # rejected: no UUID
