@@ -29,7 +29,7 @@ from towpath.relay import Relay, RelayOptions
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link
 from towpath.relay.progress import Shards
-from towpath.relay.retention import RETENTION, Clearing
+from towpath.relay.retention import HOLD_SECONDS, RETENTION, Clearing, longest_retention
 from towpath.store import migrate
 from towpath.store.database import PLANNER_PINS
 from towpath.store.retention import Retention
@@ -120,13 +120,13 @@ class Heard(RelayHooks):
         self.rings.append((free, blocked))
 
 
-def clearing_of(url: str, heard: Heard, *, owns: bool = True) -> Clearing:
-    """The loop of a relay that owns the first shard, or does not."""
+def clearing_of(url: str, heard: Heard, *, owns: bool = True, hold: float = 5) -> Clearing:
+    """The loop of a relay that owns the first shard, or does not; as patient as a busy machine needs."""
     shards = Shards(held_bytes=1)
     if owns:
         shards.acquire(0, 1, float("inf"))
     link = Link(url, "retention", RETENTION, command_timeout_seconds=30)
-    return Clearing(link, Retention(), shards, RelayOptions(), heard)
+    return Clearing(link, Retention(), shards, RelayOptions(), heard, hold_seconds=hold)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +387,26 @@ async def test_a_slow_try_is_cut_off(db: Any, relay: Any) -> None:
     assert await clear(relay, hold=20) is None
 
 
+async def test_a_slot_that_cannot_be_cleared_in_time_is_given_more(db: Any, migrated_url: str) -> None:
+    """R22: the limit holds at first, is told when it is too short, and grows from look to look."""
+    await at(db, 1)
+    await emit(db, "k", b"1")
+    await note_all_sent(db)
+    await at(db, CLEARABLE)
+    await db.execute(
+        "create or replace function towpath.ring_slot() returns smallint language sql volatile as "
+        "$$ select 2::smallint from pg_sleep(0.15) $$"
+    )
+    heard = Heard()
+    clearing = clearing_of(migrated_url, heard, hold=HOLD_SECONDS)
+    deadline = time.monotonic() + 20
+    while await count(db):
+        assert time.monotonic() < deadline
+        await clearing.look()
+    clearing.close()
+    assert heard.told == [("blocked", 0, "slow"), ("cleared", 0)]
+
+
 async def test_only_the_owner_of_the_first_shard_clears_and_empty_slots_are_left_alone(
     db: Any, migrated_url: str
 ) -> None:
@@ -515,6 +535,7 @@ async def test_a_retention_longer_than_the_ring_is_refused(db: Any, migrated_url
     assert isinstance(error, ConfigurationError)
     assert "TOWPATH_RELAY__RETENTION" in str(error)
     assert "37800 s at most" in str(error)
+    assert longest_retention(4, 21600) == 37800
 
 
 def test_the_statements_of_another_schema_name_no_table_of_this_one() -> None:

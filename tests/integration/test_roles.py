@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.integration.shop import Charge, OrderPlaced
+from tests.integration.test_retention import Heard, clearing_of
 from towpath import tasks
 from towpath.outbox import emit, emit_many, send, submit
 from towpath.store import migrate
@@ -238,6 +239,17 @@ async def test_a_relay_may_clear_a_slot_and_a_worker_may_not(db: Any, log_in: Lo
         assert await store.shards(relay) == list(range(16))
         assert await store.clear(relay, slot, 1, hold_seconds=5) is None
     assert await db.fetchval("select count(*) from towpath.outbox") == 0
+
+
+async def test_a_relay_that_may_not_clear_says_so_and_goes_on(db: Any, log_in: LogIn) -> None:
+    """X5: an upgrade without the new grants must not stop publishing."""
+    await db.execute("select towpath.emit('d', 't', '')")
+    heard = Heard()
+    clearing = clearing_of(await log_in("reader"), heard)
+    await clearing.look()
+    clearing.close()
+    slot = await db.fetchval("select min(slot) from towpath.outbox")
+    assert heard.told == [("blocked", slot, "denied")]
 
 
 async def test_the_roles_of_another_schema_are_granted_that_schema_alone(db: Any, migrated_url: str) -> None:

@@ -28,8 +28,10 @@ _PASS_SECONDS: Final = 60.0
 """Longest interval of looking at the ring; twenty looks a rotation where that is shorter."""
 _TRIES: Final = 10
 """Of taking a lock at once, between the polls that hold one for a few milliseconds."""
-_HOLD_SECONDS: Final = 0.05
-"""Longest hold of a slot's lock; doubled after a try that it cut off, or a slow disk would let nothing go."""
+HOLD_SECONDS: Final = 0.05
+"""Longest hold of a slot's lock; doubled up to `_LONGEST_HOLD_SECONDS` from look to look while it is too
+short, or on a slow disk nothing would ever go."""
+_LONGEST_HOLD_SECONDS: Final = 0.8
 _DELETE_ROWS: Final = 1000
 _RESERVED_ROTATIONS: Final = 2.25
 """The slot written to, the next one, and some time in which to clear the oldest."""
@@ -44,17 +46,26 @@ class Clearing:
     """The retention loop of one relay, on a connection of its own."""
 
     def __init__(
-        self, link: Link, store: Retention, shards: Shards, options: RelayOptions, hooks: RelayHooks
+        self,
+        link: Link,
+        store: Retention,
+        shards: Shards,
+        options: RelayOptions,
+        hooks: RelayHooks,
+        *,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         self._link = link
         self._store = store
         self._shards = shards
         self._options = options
         self._hooks = hooks
+        self._hold_seconds = hold_seconds
         self._blocked: dict[int, Reason] = {}
         self._cursors: dict[tuple[int, int], tuple[int, int]] = {}
         """How far single rows are deleted, by slot and shard: what was deleted is not walked over again."""
-        self.ticked_at = boot_time()
+        self._holds: dict[int, float] = {}
+        """Seconds the lock of a slow slot may be held."""
 
     async def run(self) -> None:
         """Look at the ring now and then, until cancelled.
@@ -63,7 +74,6 @@ class Clearing:
         away is reported by the other loops and tried again here.
         """
         while True:
-            self.ticked_at = boot_time()
             wait = _PASS_SECONDS
             try:
                 with link_errors():
@@ -85,8 +95,8 @@ class Clearing:
                 "set TOWPATH_RELAY__RETENTION"
             )
         if self._shards.get(self._options.shards.start) is None:
-            self._blocked.clear()
-            self._cursors.clear()
+            for slot in ring.slots:
+                self._settled(slot.number)
         else:
             for slot in ring.slots:
                 if slot.is_empty:
@@ -126,22 +136,24 @@ class Clearing:
 
     def _settled(self, slot: int) -> None:
         self._blocked.pop(slot, None)
+        self._holds.pop(slot, None)
         for key in [key for key in self._cursors if key[0] == slot]:
             del self._cursors[key]
 
     async def _clear(self, connection: asyncpg.Connection[Any], slot: int) -> tuple[Reason | None, list[int]]:
         """Truncate the slot; else why not, and the shards with rows that are not sent."""
-        retention, hold_seconds = self._options.retention, _HOLD_SECONDS
+        retention, hold_seconds = self._options.retention, self._holds.get(slot, self._hold_seconds)
         verdict = await self._store.verdict(connection, slot, retention)
         reason = verdict.reason
         if reason is not None:
             return reason, list(verdict.unsent)
         for _ in range(_TRIES):
             reason = await self._store.clear(connection, slot, retention, hold_seconds=hold_seconds)
-            if reason not in ("locked", "slow"):
+            if reason != "locked":
                 break
-            hold_seconds *= 2 if reason == "slow" and hold_seconds < 1 else 1
             await asyncio.sleep(random.uniform(0.005, 0.03))
+        if reason == "slow":
+            self._holds[slot] = min(2 * hold_seconds, _LONGEST_HOLD_SECONDS)
         return reason, []
 
     async def _thin(self, connection: asyncpg.Connection[Any], ring: Ring, slot: Slot) -> bool:
@@ -168,7 +180,6 @@ class Clearing:
                 )
                 self._cursors[slot.number, shard] = batch.cursor
                 found, deleted = batch.found, deleted + batch.count
-                self.ticked_at = boot_time()
         if deleted:
             self._hooks.slot_thinned(slot.number, deleted, boot_time() - began)
         return True
