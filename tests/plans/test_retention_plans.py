@@ -1,0 +1,29 @@
+"""What is checked under a slot's lock goes by index, whatever the slot holds."""
+
+import pytest
+
+from tests.plans.test_relay_plans import fill, generic_plan, like_the_relay
+from towpath.relay.retention import RETENTION
+from towpath.store.retention import Retention
+
+SLOT_STATEMENTS = ("verdict", "oldest_age", "delete_sent")
+
+
+@pytest.mark.parametrize("is_filled", [False, True], ids=["never analysed", "filled"])
+async def test_no_statement_about_a_slot_scans_it(db: object, migrated_url: str, is_filled: bool) -> None:
+    """R12, R22: polls wait while the verdict is found, so it must not grow with what is retained."""
+    if is_filled:
+        await fill(db)  # type: ignore[arg-type]
+    store = Retention()
+    async with like_the_relay(migrated_url) as connection:
+        for name, value in RETENTION.items():
+            await connection.execute(f"set {name} = '{value}'")
+        for slot in range(4):
+            for name in SLOT_STATEMENTS:
+                plan = await generic_plan(connection, store.statements(slot)[name])
+                kinds = {
+                    node["Node Type"] for node in plan if node.get("Relation Name") == f"outbox_{slot}"
+                } - {"ModifyTable"}
+                allowed = {"Index Scan", "Index Only Scan", "Tid Scan", "Tid Range Scan"}
+                assert kinds, name
+                assert kinds <= allowed, name
