@@ -351,6 +351,7 @@ async def test_what_is_scheduled_for_tomorrow_costs_today_nothing(db: Any, migra
     for name in ("look", "move"):
         text = STORE.statements[name].replace("$1::bigint", "1000::bigint")
         plan = json.loads(await connection.fetchval(f"explain (analyze, buffers, format json) {text}"))
+        assert "Seq Scan" not in json.dumps(plan), name
         top = plan[0]["Plan"]
         assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 400, name
     link.drop()
