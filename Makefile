@@ -63,7 +63,7 @@ services: install
 
 # The session's fixtures start each server when a test first needs it, and stop it.
 test: services
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=20
 
 demo: install
 	KEEP=$(KEEP) $(BIN)/python -m examples.demo
