@@ -163,7 +163,11 @@ class Subscriber(Protocol):
         ...
 
     def release(self, deliveries: Iterable[Delivery]) -> None:
-        """Hand back unprocessed (shutdown, revoke): they are delivered again, to anybody."""
+        """Hand back unprocessed (shutdown, revoke): they are delivered again, to anybody.
+
+        Nothing of their partition that came after them is handed out before them. What was not
+        settled either may come again with them.
+        """
         ...
 
     def is_current(self, delivery: Delivery) -> bool:
