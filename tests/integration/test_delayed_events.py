@@ -168,7 +168,7 @@ async def test_a_backlog_of_one_moment_moves_in_bounded_steps(db: Any) -> None:
 
 
 async def test_moved_rows_are_deleted_in_batches_and_nothing_else(db: Any, migrated_url: str) -> None:
-    await schedule(db, 2500, "clock_timestamp() - interval '1 minute'")
+    await schedule(db, 2500, "clock_timestamp() - interval '1 day'")
     await schedule(db, 3, "clock_timestamp() + interval '1 day'")
     assert await STORE.move(db, 10) == 2500
     await schedule(db, 2, "clock_timestamp() - interval '1 hour'")  # late, and not moved yet

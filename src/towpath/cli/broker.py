@@ -13,8 +13,9 @@ from towpath.brokers.ports import BrokerAdmin, GroupTopology
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Json, text
 from towpath.cli.output import as_json, clean
-from towpath.cli.session import run_async
+from towpath.cli.session import connected, run_async
 from towpath.errors import BrokerUnavailable, UsageError
+from towpath.store.destinations import addresses_of
 
 app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
 
@@ -37,9 +38,9 @@ def apply(
     json: Json = False,
 ) -> None:
     """Create what is missing; what exists stays as it is."""
-    wanted, groups = _topology(apps, addresses)
 
     async def run() -> list[str]:
+        wanted, groups = await _topology(apps, addresses)
         async with _admin() as admin:
             return await admin.apply(wanted, groups, partitions=partitions)
 
@@ -53,9 +54,9 @@ def apply(
 @app.command()
 def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) -> None:
     """Say what is missing or declared otherwise; exit 3 if anything is."""
-    wanted, groups = _topology(apps, addresses)
 
     async def run() -> list[str]:
+        wanted, groups = await _topology(apps, addresses)
         async with _admin() as admin:
             return await admin.check(wanted, groups)
 
@@ -81,9 +82,10 @@ async def _admin() -> AsyncIterator[BrokerAdmin]:
         await admin.aclose()
 
 
-def _topology(
+async def _topology(
     apps: Sequence[str] | None, addresses: Sequence[str] | None
 ) -> tuple[list[str], list[GroupTopology]]:
+    """Addresses and groups; a group's destinations are looked up, since they may have other addresses."""
     if not apps and not addresses:
         raise UsageError("say what is needed: --app billing.consumer:app or --address orders")
     groups = []
@@ -91,6 +93,9 @@ def _topology(
         from towpath.consumer.service import load_app  # noqa: PLC0415  the engine is heavy
 
         loaded = [load_app(text(path, "--app")) for path in apps]
-        groups = [GroupTopology(group.name, group.destinations) for group in loaded]
+        async with connected() as session:
+            for group in loaded:
+                mapped = await addresses_of(session.connection, group.destinations, session.schema)
+                groups.append(GroupTopology(group.name, tuple(sorted(mapped.values()))))
     own = {text(address, "--address", 200) for address in addresses or ()}
     return sorted(own.union(*(group.addresses for group in groups))), groups

@@ -120,7 +120,8 @@ class Consumer:
 
     async def _look_up(self) -> tuple[dict[str, str], str]:
         """The group's addresses and this installation's id."""
-        addresses = await addresses_of(self._database, self._app.destinations)
+        pool, schema = self._database.pool, self._database.schema
+        addresses = await addresses_of(pool, self._app.destinations, schema)
         return addresses, await installation_of(self._database)
 
     async def _run_member(self, resources: Mapping[type, object], stop: asyncio.Event) -> None:
