@@ -435,6 +435,24 @@ async def test_a_broker_gets_what_is_missing_and_is_checked_for_it(
     assert (await tell(towpath, "broker", "check")).code == 2
 
 
+async def test_a_group_gets_its_destinations_at_the_addresses_they_are_mapped_to(
+    towpath: Run, db: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mapped_group.py").write_text(GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    url = f"memory://{uuid4()}"
+    monkeypatch.setenv("TOWPATH_BROKER_URL", url)
+    broker = broker_from_url(url)
+    await db.execute("insert into towpath.destination (name, address) values ('bells', 'eu.bells')")
+
+    created = await ask(towpath, "broker", "apply", "--app", "mapped_group:app")
+
+    assert broker is not None
+    words = " ".join(created["created"]).split()
+    assert "eu.bells" in " ".join(words)
+    assert "bells" not in words
+
+
 async def test_an_app_is_validated_and_described(
     towpath: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
