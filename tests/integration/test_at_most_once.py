@@ -172,3 +172,28 @@ async def test_the_same_step_twice_is_refused(migrated_url: str) -> None:
     async with running(app, migrated_url) as depot_:
         await depot_.reaches(await depot_.publish(Posted("a")), "SUCCEEDED")
         assert 1 == len(found)
+
+
+async def test_a_cancel_inside_the_effect_leaves_it_in_doubt(migrated_url: str) -> None:
+    """C9: cancelling cannot undo what may have happened; before the effect it cancels."""
+    app = depot(retry=QUICK)
+    reached: list[int] = []
+
+    async def ask(call: OnceCall) -> Verdict[None]:
+        return StillUnknown()
+
+    @app.at_most_once(reconcile=ask)
+    async def charge(posted: Posted, call: OnceCall) -> None:
+        if posted.number == 2:
+            async with call.once():
+                reached.append(posted.number)
+                await asyncio.sleep(60)
+        reached.append(posted.number)
+        await asyncio.sleep(60)
+
+    async with running(app, migrated_url) as depot_:
+        before, inside = [await depot_.publish(Posted(f"p{n}", n)) for n in (1, 2)]
+        await until(lambda: sorted(reached) == [1, 2])
+        await depot_.db.execute("update towpath.task set cancel_requested = true")
+        await depot_.reaches(before, "CANCELLED")
+        await depot_.reaches(inside, "UNKNOWN")

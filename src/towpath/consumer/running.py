@@ -129,7 +129,7 @@ class Runner:
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
-            return Failed(_CANCELLED, 0)
+            return InDoubt(_CANCELLED) if work.is_effect_begun else Failed(_CANCELLED, 0)
 
     def is_handling(self, work: Work) -> bool:
         """Whether its handler runs, as opposed to settling already."""

@@ -49,6 +49,8 @@ class Work:
     created_at: datetime | None = None
     owner: str = ""
     is_cancel_requested: bool = False
+    is_effect_begun: bool = False
+    """An at-most-once effect was marked in this attempt: it may have happened."""
 
 
 class Standing(Enum):

@@ -85,10 +85,11 @@ class _Marker:
         if not await self._doubts.mark(self._work, step):
             self.is_dropped = True
             raise LeaseLost("the task was taken over before its effect began")
-        self.is_marked = True
+        self.is_marked = self._work.is_effect_begun = True
         yield
         self.is_over = True
 
     async def unmark(self) -> bool:
         await self._doubts.unmark(self._work)
+        self._work.is_effect_begun = False
         return True
