@@ -16,9 +16,11 @@ from typing import Final, Protocol
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from towpath.errors import MissingExtra
+from towpath.telemetry import prometheus
 from towpath.telemetry.logging import event_logger
 
 HEALTH_GRACE_SECONDS: Final = 2.0
@@ -125,7 +127,16 @@ def _endpoints(probe: HealthProbe) -> Starlette:
     async def readyz(_: Request) -> JSONResponse:
         return _answer(probe.readiness())
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz)])
+    def metrics(request: Request) -> Response:  # not async: runs in a thread, off the loop
+        try:
+            body, content_type = prometheus.page(request.headers.get("accept", ""))
+        except MissingExtra as error:
+            return PlainTextResponse(f"{error}\n", status_code=501)
+        return Response(body, media_type=content_type)
+
+    return Starlette(
+        routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)],
+    )
 
 
 def _answer(facts: Mapping[str, object]) -> JSONResponse:

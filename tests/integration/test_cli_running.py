@@ -1,12 +1,17 @@
 """`towpath relay run` and `towpath worker run`: start, say so, drain at SIGTERM."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+
+from towpath.testing.services.ports import ReservedPort
 
 GROUP = """
 from dataclasses import dataclass
@@ -78,3 +83,66 @@ def test_a_service_without_its_schema_says_what_to_do(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("towpath: ")
     assert "run towpath db upgrade" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("noun", "arguments", "metric"),
+    [
+        ("relay", ("run",), "towpath_relay_shards_owned"),
+        ("worker", ("run", "ringers:app"), "towpath_breakers_open"),
+    ],
+)
+def test_a_service_says_how_it_is_to_probes_and_to_prometheus(
+    migrated_url: str, tmp_path: Path, noun: str, arguments: tuple[str, ...], metric: str
+) -> None:
+    """O5"""
+    (tmp_path / "ringers.py").write_text(GROUP)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "OTEL_"))}
+    port = ReservedPort()
+    environment = {
+        **kept,
+        "TOWPATH_DATABASE_URL": migrated_url,
+        "TOWPATH_BROKER_URL": "memory://bells",
+        f"TOWPATH_{noun.upper()}__HEALTH_HOST": "0.0.0.0",
+        f"TOWPATH_{noun.upper()}__HEALTH_PORT": str(port.number),
+    }
+
+    def towpath(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "towpath.cli", noun, *words],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    unanswered = towpath("check")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "towpath.cli", noun, *arguments],
+        env=environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while (ready := towpath("check", "--json")).returncode and time.monotonic() < deadline:
+            time.sleep(0.1)
+        live = towpath("check", "--live")
+        with urlopen(f"http://127.0.0.1:{port.number}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+    finally:
+        process.kill()
+        process.wait()
+        port.release()
+
+    assert unanswered.returncode == 4
+    assert f"no {noun} answers at http://127.0.0.1:{port.number}/readyz" in unanswered.stderr
+    assert ready.returncode == 0, ready.stderr
+    assert json.loads(ready.stdout)["ok"] is True
+    assert live.returncode == 0
+    assert live.stdout.startswith("ok: True")
+    assert metric in page
+    assert "process_resident_memory_bytes" in page

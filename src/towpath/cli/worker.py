@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from towpath import settings
+from towpath.cli import health
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Json
 from towpath.cli.output import as_json, clean
@@ -23,6 +24,13 @@ def run(target: Target) -> None:
 
     loaded = settings.load()
     service.run(service.load_app(target), loaded)
+
+
+@app.command()
+def check(live: health.Live = False, json: Json = False) -> None:
+    """Ask the worker of this machine, at TOWPATH_WORKER__HEALTH_PORT, whether it is ready; exit 3 if not."""
+    loaded = settings.load().worker
+    health.check("worker", loaded.health_host, loaded.health_port, is_live=live, is_json=json)
 
 
 @app.command()

@@ -21,6 +21,7 @@ class Report:
     def __init__(self, group: str, telemetry: Telemetry) -> None:
         self._group = group
         self._telemetry = telemetry
+        telemetry.set(names.BREAKERS_OPEN, 0, group=group)
 
     def claimed(self, work: Work) -> None:
         """An attempt begins."""

@@ -61,7 +61,11 @@ def load_app(path: str) -> App:
 def run(app: App, settings: Settings) -> None:
     """Consume until SIGTERM, then drain. Raises ConfigurationError, and bugs."""
     setup_logging(level=settings.telemetry.log_level, format_=settings.telemetry.log_format)
-    handle = setup(f"towpath-{app.name}", traces_file=settings.telemetry.traces_file)
+    handle = setup(
+        f"towpath-{app.name}",
+        traces_file=settings.telemetry.traces_file,
+        is_scraped=settings.worker.health_port > 0,
+    )
     try:
         asyncio.run(_run(app, settings))
     finally:

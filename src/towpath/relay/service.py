@@ -38,7 +38,11 @@ def run(settings: Settings) -> None:
     Raises ConfigurationError where only a person can help, and bugs.
     """
     setup_logging(level=settings.telemetry.log_level, format_=settings.telemetry.log_format)
-    handle = setup(SERVICE, traces_file=settings.telemetry.traces_file)
+    handle = setup(
+        SERVICE,
+        traces_file=settings.telemetry.traces_file,
+        is_scraped=settings.relay.health_port > 0,
+    )
     try:
         asyncio.run(_run(settings))
     finally:

@@ -3,14 +3,15 @@
 | variable | meaning here |
 |---|---|
 | `OTEL_TRACES_EXPORTER` | `otlp`, `console`, `file`, `none`, or several with commas |
-| `OTEL_METRICS_EXPORTER` | `otlp`, `console`, `none` |
+| `OTEL_METRICS_EXPORTER` | `otlp`, `prometheus` (`/metrics`, on the health port), `console`, `none` |
 | `OTEL_EXPORTER_OTLP_ENDPOINT`, `…_TRACES_ENDPOINT`, `…_HEADERS`, … | as specified; HTTP with protobuf only |
 | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` | as specified |
 | `OTEL_SDK_DISABLED` | `true`: nothing is set up |
 
-Left unset, an exporter is `otlp` where an OTLP endpoint is given, `file` for traces where a traces
-file is given, else `none`: a process without a collector does not complain about one. Telemetry
-never slows or stops work: queues are bounded, export runs in threads, shutdown waits two seconds.
+Left unset, an exporter is `otlp` where an OTLP endpoint is given; else traces go to `file` where a
+traces file is given, and metrics to `prometheus` where the process has a health port; else `none`: a
+process without a collector does not complain about one. Telemetry never slows or stops work: queues
+are bounded, export runs in threads, shutdown waits two seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry import metrics, trace
 
 from towpath.errors import MissingExtra, SettingsError
+from towpath.telemetry import prometheus
 from towpath.telemetry.files import LineWriter, line_of, path_for
 from towpath.telemetry.logging import event_logger
 
@@ -40,7 +42,7 @@ TRACES_FILE_VARIABLE: Final = "TOWPATH_TELEMETRY__TRACES_FILE"
 SHUTDOWN_SECONDS: Final = 2.0
 FLUSH_MILLISECONDS: Final = 500
 _TRACES: Final = ("otlp", "console", "file", "none")
-_METRICS: Final = ("otlp", "console", "none")
+_METRICS: Final = ("otlp", "prometheus", "console", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,21 @@ class TelemetryHandle:
         return not any(thread.is_alive() for thread in threads)
 
 
-def setup(service: str, *, traces_file: Path | None = None) -> TelemetryHandle:
+def setup(service: str, *, traces_file: Path | None = None, is_scraped: bool = False) -> TelemetryHandle:
     """Set up the SDK of this process as the environment says; once, before the first span.
 
-    `traces_file` defaults to the variable `TOWPATH_TELEMETRY__TRACES_FILE`. Raises SettingsError for
-    an exporter that does not exist and MissingExtra when one is asked for that is not installed.
+    `traces_file` defaults to the variable `TOWPATH_TELEMETRY__TRACES_FILE`; `is_scraped`: the process
+    serves `/metrics`. Raises SettingsError for an exporter that does not exist and MissingExtra when
+    one is asked for that is not installed.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return TelemetryHandle()
     if traces_file is None and (named := os.environ.get(TRACES_FILE_VARIABLE)):
         traces_file = Path(named)
     trace_exporters = _chosen("TRACES", _TRACES, "file" if traces_file else "none")
-    metric_exporters = _chosen("METRICS", _METRICS, "none")
+    metric_exporters = _chosen(
+        "METRICS", _METRICS, "prometheus" if is_scraped and prometheus.is_installed() else "none"
+    )
     if not trace_exporters and not metric_exporters:
         return TelemetryHandle()
     resource = _resource(service)
@@ -164,6 +169,8 @@ def _metric_reader(name: str) -> MetricReader:
 
     if name == "console":
         return PeriodicExportingMetricReader(ConsoleMetricExporter())
+    if name == "prometheus":
+        return prometheus.reader()
     _require_http_protocol()
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415

@@ -1,0 +1,50 @@
+"""`towpath relay check` and `towpath worker check`: the health endpoint of a process on this machine."""
+
+import json
+from http.client import HTTPException
+from typing import Annotated, Any, Final, TypeAlias
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import typer
+
+from towpath.cli.exits import SAYS_NO, UNREACHABLE, USAGE, Stop
+from towpath.cli.output import as_json, clean
+
+Live: TypeAlias = Annotated[
+    bool, typer.Option("--live", help="Ask only whether its loops progress, as a restart probe should.")
+]
+_SECONDS: Final = 5
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104  not bound here
+
+
+def check(noun: str, host: str, port: int, *, is_live: bool, is_json: bool) -> None:
+    """Print what the process says of itself; Stop with 3 if it says no, 4 if nothing answers."""
+    if not port:
+        variable = f"TOWPATH_{noun.upper()}__HEALTH_PORT"
+        raise Stop(USAGE, f"there is no health port to ask: set {variable}, here and for the process")
+    url = f"http://{_EVERYWHERE.get(host, host)}:{port}/{'livez' if is_live else 'readyz'}"
+    try:
+        facts = _ask(url)
+        is_ok = bool(facts["ok"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise Stop(UNREACHABLE, f"no {noun} answers at {url}: {error}") from None
+    if is_json:
+        as_json(facts)
+    else:
+        for name, value in facts.items():
+            print(clean(f"{name}: {value}"))
+    if not is_ok:
+        raise Stop(SAYS_NO)
+
+
+def _ask(url: str) -> dict[str, Any]:
+    try:
+        with urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310  the scheme is ours
+            text = answer.read()
+    except HTTPError as error:
+        if error.code != 503:
+            raise
+        text = error.read()
+    facts: dict[str, Any] = json.loads(text)
+    return facts
