@@ -1,11 +1,14 @@
 """What nobody runs or needs any more: lost messages, finished rows, old workers."""
 
+import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.fix_cli import Run
 from tests.integration.engine import Weigh, bench, depot, running, until
 from towpath.app import App
 from towpath.context import Tx
@@ -70,6 +73,43 @@ async def test_a_task_whose_message_is_not_published_yet_is_left_alone(migrated_
         await reaps.aclose()
         row = await engine.row(id_)
         assert (row["state"], row["waiting_for"], row["lane"]) == ("WAITING", "lost", "a")
+
+
+async def test_what_was_taken_back_says_so_in_its_history(towpath: Run, db: Any, migrated_url: str) -> None:
+    """C9, C21: waiting, parked behind another head, in doubt, or driven again: `tasks show` tells why."""
+    lost = uuid4()
+    running = (
+        "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, held_by, "
+        "worker, token, effect_state, trace) values ('depot', $1, 't', 'event', 's', $2, $2, 'RUNNING', "
+        "'database', $3, gen_random_uuid(), $4, '00-trace')"
+    )
+    head, follower, begun = uuid4(), uuid4(), uuid4()
+    await db.execute(running, head, "a", lost, None)
+    await db.execute(running, follower, "b", lost, None)
+    await db.execute(running, begun, "c", lost, "started")
+    await db.execute("insert into towpath.key_gate values ('depot', 's', 'b', gen_random_uuid())")
+    async with db.transaction():
+        vanished = (await submit(db, Weigh("d"))).id
+    await journal(db)
+    database = Database(migrated_url, pool_size=1)
+    await database.start()
+    reaps = ReapStore(database, "depot")
+    assert [await reaps.reap_abandoned(10) for _ in range(2)] == [3, 0]
+    assert await reaps.redrive_lost(0.0, 10, is_ordered=True) == 1
+    await database.aclose()
+    expected = {
+        head: ("task.reaped", "RUNNING", "WAITING", "worker_lost", str(lost)),
+        follower: ("task.reaped", "RUNNING", "PARKED", "worker_lost", str(lost)),
+        begun: ("task.unknown", "RUNNING", "UNKNOWN", "worker_lost", None),
+        vanished: ("task.redriven", "ACCEPTED", "WAITING", "message_lost", None),
+    }
+    names = ("event", "from_state", "to_state", "reason_code", "worker")
+    for id_, story in expected.items():
+        shown = json.loads((await asyncio.to_thread(towpath, "tasks", "show", str(id_), "--json")).out)
+        (line,) = shown[0]["history"]
+        assert story == tuple(line[name] for name in names)
+        assert line["version"] == shown[0]["version"]
+        assert (line["due_at"] is None) == (line["to_state"] in ("PARKED", "UNKNOWN"))
 
 
 async def finished(db: Any, state: str, *, age: str = "30 days", letter: str | None = None) -> UUID:

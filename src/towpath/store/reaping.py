@@ -1,6 +1,6 @@
 """What dead workers and vanished messages leave behind, put back to work by any member."""
 
-from uuid import UUID
+from typing import Any
 
 from towpath.store.database import Database, store_errors
 from towpath.store.doubts import DoubtStore
@@ -30,7 +30,7 @@ class ReapStore:
             if row["effect_state"] is not None:
                 count += await self._doubts.doubt_abandoned(row["id"], row["token"])
             else:
-                count += await self._back("reap", row["id"], row["source"], row["lane"], row["token"])
+                count += await self._back("reap", row, row["token"], row["worker"])
         return count
 
     async def redrive_lost(self, older_than_seconds: float, limit: int, *, is_ordered: bool) -> int:
@@ -41,18 +41,17 @@ class ReapStore:
             )
         count = 0
         for row in rows:
-            count += await self._back("redrive", row["id"], row["source"], row["lane"], None)
+            count += await self._back("redrive", row, row["lane"])
         return count
 
-    async def _back(
-        self, statement: str, id_: UUID, source: str, lane: str | None, token: UUID | None
-    ) -> bool:
+    async def _back(self, statement: str, row: Any, *known: object) -> bool:
         """Under the lane's gate: WAITING as its head, PARKED behind another; rolled back if too late."""
+        id_ = row["id"]
         try:
             async with self._database.transaction() as connection:
-                is_head = await hold(connection, self._sql, self._group, source, lane, id_)
-                arguments = (token, is_head) if statement == "reap" else (is_head, lane)
-                if await connection.fetchval(self._sql[statement], self._group, id_, *arguments) is None:
+                is_head = await hold(connection, self._sql, self._group, row["source"], row["lane"], id_)
+                moved = await connection.fetchval(self._sql[statement], self._group, id_, is_head, *known)
+                if moved is None:
                     raise _NothingToDo
         except _NothingToDo:
             return False

@@ -247,19 +247,27 @@ returning t.id
 
 -- name: abandoned
 -- Rows held by the database whose worker is dead. Index: task_running.
-select t.id, t.source, t.lane, t.token, t.effect_state from towpath.task t
+select t.id, t.source, t.lane, t.token, t.worker, t.effect_state from towpath.task t
  where t.consumer_group = $1 and t.state = 'RUNNING' and t.held_by = 'database'
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
  order by t.id limit $2
 
 -- name: reap
--- One abandoned row: its gate is locked, the statement checks again. Index: primary key.
-update towpath.task t
-   set state = case when $4 then 'WAITING' else 'PARKED' end, due_at = case when $4 then towpath.clock() end,
-       waiting_for = case when $4 then 'lost' end, worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and t.effect_state is null
-   and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
-returning t.version
+-- One abandoned row and its line of history: its gate is locked, the statement checks again. Index: primary key.
+with reaped as (
+  update towpath.task t
+     set state = case when $3 then 'WAITING' else 'PARKED' end, due_at = case when $3 then towpath.clock() end,
+         waiting_for = case when $3 then 'lost' end, worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
+   where t.consumer_group = $1 and t.id = $2 and t.token = $4 and t.state || '' = 'RUNNING' and t.effect_state is null
+     and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
+  returning t.*
+)
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no, due_at,
+                                reason_code, error_message, worker, trace)
+select r.consumer_group, r.id, 'task.reaped', 'RUNNING', r.state, r.version, r.attempt, r.run_no, r.due_at,
+       'worker_lost', 'its worker was lost', $5, r.trace
+  from reaped r
+returning version
 
 -- name: lost
 -- Submitted tasks whose message was published long ago and never came. Index: task_accepted.
@@ -271,12 +279,20 @@ select t.id, t.source, case when $4 then t.key end as lane from towpath.task t
  order by t.updated_at limit $3
 
 -- name: redrive
--- One lost task starts from its row. Its gate is locked; index: primary key.
-update towpath.task t
-   set state = case when $3 then 'WAITING' else 'PARKED' end, due_at = case when $3 then towpath.clock() end,
-       waiting_for = case when $3 then 'lost' end, held_by = 'database', lane = $4, version = t.version + 1, updated_at = towpath.clock()
- where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'ACCEPTED'
-returning t.version
+-- One lost task starts from its row, with a line of history. Its gate is locked; index: primary key.
+with redriven as (
+  update towpath.task t
+     set state = case when $3 then 'WAITING' else 'PARKED' end, due_at = case when $3 then towpath.clock() end,
+         waiting_for = case when $3 then 'lost' end, held_by = 'database', lane = $4, version = t.version + 1, updated_at = towpath.clock()
+   where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'ACCEPTED'
+  returning t.*
+)
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no, due_at,
+                                reason_code, error_message, trace)
+select r.consumer_group, r.id, 'task.redriven', 'ACCEPTED', r.state, r.version, r.attempt, r.run_no, r.due_at,
+       'message_lost', 'its message was published and never came', r.trace
+  from redriven r
+returning version
 
 -- name: stale_gates
 -- Gates whose head neither waits, runs nor is in doubt: somebody cancelled or deleted it. Index: primary keys.

@@ -134,7 +134,7 @@ comment on column towpath.task.updated_at is 'When the state last moved.';
 comment on column towpath.task.started_at is 'When it was first started; age counts from here.';
 comment on column towpath.task.finished_at is 'When it reached a final state.';
 
-comment on table towpath.task_event is 'History of what was not a plain success: failed attempts, waits, operator actions, unusual ends.';
+comment on table towpath.task_event is 'History of what was not a plain success: failed attempts, waits, operator actions, unusual ends, what was taken back.';
 comment on column towpath.task_event.consumer_group is 'Group of the task.';
 comment on column towpath.task_event.task_id is 'Id of the task.';
 comment on column towpath.task_event.seq is 'Order of writing.';
