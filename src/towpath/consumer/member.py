@@ -11,6 +11,7 @@ from uuid_utils.compat import uuid7
 from towpath.app import App
 from towpath.brokers.ports import Subscriber
 from towpath.consumer.breakers import Breakers
+from towpath.consumer.census import CensusLoop
 from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
 from towpath.consumer.loopwatch import LoopWatch
@@ -25,6 +26,7 @@ from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, due_limit, wake
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
+from towpath.store.census import CensusStore
 from towpath.store.claims import ClaimStore
 from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
@@ -133,6 +135,13 @@ class Member:
             on_progress=on_progress,
         )
 
+        self._census = CensusLoop(
+            app.name,
+            store=CensusStore(database, app.name),
+            watch=watch,
+            telemetry=telemetry,
+            on_progress=on_progress,
+        )
         self._loop_watch = LoopWatch(app.handlers, self._note_blocked)
         self._reconciler = Reconciler(
             app,
@@ -156,6 +165,7 @@ class Member:
             self._due.run,
             self._reaper.run,
             self._reconciler.run,
+            self._census.run,
             self._loop_watch.run,
         )
         intake = [asyncio.create_task(loop()) for loop in loops]

@@ -26,6 +26,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "trigger": "towpath.trigger",
         "attempt": "towpath.task.attempt",
         "run_no": "towpath.task.run_no",
+        "state": "towpath.task.state",
         "outcome": "towpath.outcome",
         "reason": "towpath.reason_code",
         "stage": "towpath.dead_letter.stage",
@@ -225,6 +226,43 @@ BREAKERS_OPEN: Final = Metric(
     "Dependencies, or handlers with a storm of dead letters, that are probed one message at a time.",
     ("group",),
 )
+TASKS_OPEN: Final = Metric(
+    "towpath.tasks.open",
+    "gauge",
+    "{task}",
+    "Tasks of the group that are not finished, by state, as the database has them; counted up to 10,000. "
+    "Every member reports it: take the maximum.",
+    ("group", "state"),
+)
+TASKS_DUE: Final = Metric(
+    "towpath.tasks.due",
+    "gauge",
+    "{task}",
+    "Waiting tasks whose time has come; counted up to 10,000. Every member reports it: take the maximum.",
+    ("group",),
+)
+TASKS_OLDEST_DUE_AGE: Final = Metric(
+    "towpath.tasks.oldest_due.age",
+    "gauge",
+    "s",
+    "Time since the first of them was due; 0 when none is.",
+    ("group",),
+)
+TASKS_OLDEST_RUNNING_AGE: Final = Metric(
+    "towpath.tasks.oldest_running.age",
+    "gauge",
+    "s",
+    "Time since the first start of the running task that started first; 0 when none runs.",
+    ("group",),
+)
+DEAD_LETTERS_OPEN: Final = Metric(
+    "towpath.dead_letters.open",
+    "gauge",
+    "{message}",
+    "Dead letters of the group that nobody has replayed or discarded; counted up to 10,000. Every member "
+    "reports it: take the maximum.",
+    ("group",),
+)
 TASKS_REAPED: Final = Metric(
     "towpath.tasks.reaped",
     "counter",
@@ -253,6 +291,11 @@ METRICS: Final = (
     WORKER_LEASES_LOST,
     BREAKERS_OPEN,
     TASKS_REAPED,
+    TASKS_OPEN,
+    TASKS_DUE,
+    TASKS_OLDEST_DUE_AGE,
+    TASKS_OLDEST_RUNNING_AGE,
+    DEAD_LETTERS_OPEN,
 )
 
 

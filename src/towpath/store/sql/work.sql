@@ -377,3 +377,27 @@ delete from towpath.worker where id = $1
 -- Dead workers nobody's row points to. Index: primary key, task_running.
 delete from towpath.worker w where w.consumer_group = $1 and w.lease_until < towpath.clock() - interval '1 day'
    and not exists (select 1 from towpath.task t where t.worker = w.id and t.state = 'RUNNING')
+
+-- name: census
+-- What of a group is not finished; each count stops at $2. Takes no locks. Indexes: the partial ones of each state,
+-- task_running by way of the group's workers, dead_letter_open.
+select (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'ACCEPTED'
+          and t.kind = 'task' limit $2) x) as accepted,
+       r.count as running,
+       (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' limit $2) x)
+         as waiting,
+       (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'PARKED' limit $2) x)
+         as parked,
+       (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'UNKNOWN' limit $2) x)
+         as unknown,
+       (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING'
+          and t.due_at <= towpath.clock() limit $2) x) as due,
+       (select count(*) from (select from towpath.dead_letter d where d.consumer_group = $1 and d.state = 'open'
+          limit $2) x) as dead_letters,
+       coalesce(extract(epoch from towpath.clock() - r.oldest), 0)::float8 as oldest_running_seconds,
+       coalesce(greatest(extract(epoch from towpath.clock() - (select t.due_at from towpath.task t
+          where t.consumer_group = $1 and t.state = 'WAITING' order by t.due_at limit 1)), 0), 0)::float8
+         as oldest_due_seconds
+  from (select count(*) as count, min(x.started_at) as oldest
+          from (select t.started_at from towpath.worker w join towpath.task t on t.worker = w.id
+                 where w.consumer_group = $1 and t.consumer_group = $1 and t.state = 'RUNNING' limit $2) x) r
