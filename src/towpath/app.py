@@ -125,6 +125,7 @@ class App:
     _middleware: list[Middleware] = field(default_factory=list, init=False)
     _foreign: dict[str, Foreign] = field(default_factory=dict, init=False)
     _ignored: set[str] = field(default_factory=set, init=False)
+    _without_nulls: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         if not _GROUP_NAME.fullmatch(self.name):
@@ -270,6 +271,7 @@ class App:
             dependency=dependency,
             reconcile=reconcile,
             batch=batch,
+            takes_null=signature.takes_null,
             spec=spec,
         )
 
@@ -317,6 +319,14 @@ class App:
         """Types on the group's destinations that it skips on purpose; others without handler are held."""
         self._ignored.update(types)
 
+    def ignore_nulls(self, *destinations: str) -> None:
+        """Skip messages without a value on these destinations: the tombstones of a compacted topic.
+
+        Without this they reach the handler of their type: as None where its payload is `bytes` or
+        annotated `… | None`, else they are dead with reason `wrong_shape`.
+        """
+        self._without_nulls.update(destinations)
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """By wire type."""
@@ -341,6 +351,11 @@ class App:
     def ignored_types(self) -> frozenset[str]:
         """Types skipped on purpose."""
         return frozenset(self._ignored)
+
+    @property
+    def destinations_without_nulls(self) -> frozenset[str]:
+        """Where messages without a value are skipped on purpose."""
+        return frozenset(self._without_nulls)
 
     @property
     def classifier(self) -> Classifier:
@@ -378,6 +393,10 @@ class App:
         found += [
             f"app.foreign({destination!r}, …): no handler reads that destination"
             for destination in sorted(self._foreign.keys() - set(self.destinations))
+        ]
+        found += [
+            f"app.ignore_nulls({destination!r}): no handler reads that destination"
+            for destination in sorted(self._without_nulls - set(self.destinations))
         ]
         found += [
             f"{type_!r} is both handled and ignored"

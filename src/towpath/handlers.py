@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from types import UnionType
 from typing import Any, TypeAlias
 
 from towpath.backoff import RetryPolicy
@@ -77,6 +78,8 @@ class Handler:
     """How to find out whether an at-most-once effect happened."""
     batch: BatchLimits | None = None
     """How many messages a batch handler takes at once, and how long it waits for them."""
+    takes_null: bool = False
+    """Annotated `… | None`: a null value is no failure but None."""
     spec: MessageSpec | None = field(default=None, compare=False)
 
 
@@ -94,6 +97,7 @@ class Signature:
     wants_message: bool
     wants_context: bool
     is_sync: bool
+    takes_null: bool
     resources: Mapping[str, AnyClass]
 
 
@@ -131,7 +135,16 @@ def read_signature(function: Callable[..., Any], effect: Effect) -> Signature:
         raise InvalidHandler(f"{name} is {effect.value}: annotate {positional[0].name!r} with {form}")
     if wants_message or effect is Effect.BATCH:
         (payload,) = typing.get_args(payload)
-    return Signature(payload, wants_message, wants_context, is_sync, resources)
+    payload, takes_null = _without_none(payload)
+    return Signature(payload, wants_message, wants_context, is_sync, takes_null, resources)
+
+
+def _without_none(payload: Any) -> tuple[Any, bool]:
+    """`X` of `X | None`, and whether it was that. Other unions stay, to be refused as no message."""
+    members = typing.get_args(payload) if typing.get_origin(payload) in (typing.Union, UnionType) else ()
+    if len(members) == 2 and type(None) in members:
+        return next(member for member in members if member is not type(None)), True
+    return payload, False
 
 
 def read_reconcile(function: Callable[..., Any]) -> Reconcile:

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aio_pika
 import aiormq
@@ -15,7 +16,7 @@ from towpath.brokers.ports import GroupTopology, Subscription, dead_letter_addre
 from towpath.brokers.rabbitmq import publisher as publisher_module
 from towpath.brokers.rabbitmq.session import ConsumerSession
 from towpath.brokers.rabbitmq.subscriber import RabbitSubscriber
-from towpath.brokers.rabbitmq.topology import QueueSpec, broker_dead_letter_address, group_queue
+from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queue
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from towpath.testing.proxy import Direction, TcpProxy
 from towpath.testing.services import RabbitServer
@@ -248,8 +249,8 @@ async def test_what_arrives_while_a_connection_is_renewed_is_ours(
     is_opened = asyncio.Event()
     consume = ConsumerSession._consume
 
-    async def consume_and_wait(session: ConsumerSession, queue: QueueSpec, prefetch: int) -> None:
-        await consume(session, queue, prefetch)
+    async def consume_and_wait(session: ConsumerSession, *arguments: Any, **options: Any) -> None:
+        await consume(session, *arguments, **options)
         await is_opened.wait()
 
     monkeypatch.setattr(ConsumerSession, "_consume", consume_and_wait)

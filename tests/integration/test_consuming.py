@@ -82,12 +82,18 @@ async def test_a_message_without_our_headers_reaches_the_catalog_once(migrated_u
         assert copy["payload"] == b"\0\xff"
 
 
-async def test_a_null_value_is_none_for_raw_handlers_and_undecodable_for_others(migrated_url: str) -> None:
+async def test_a_null_value_is_none_for_those_who_take_it_and_undecodable_for_others(
+    migrated_url: str,
+) -> None:
     """C11."""
-    app, seen = depot(), list[Any]()
+    app, seen, notes = depot(), list[Any](), list[Any]()
 
     @app.transactional()
     async def sort(parcel: Posted) -> None: ...
+
+    @app.transactional()
+    async def read(note: Note | None) -> None:
+        notes.append(note)
 
     @app.idempotent(type="scan", destination="scans")
     async def scan(data: bytes) -> None:
@@ -98,12 +104,15 @@ async def test_a_null_value_is_none_for_raw_handlers_and_undecodable_for_others(
     app.foreign("scans", type="scan")
     async with running(app, migrated_url) as engine:
         bad = await engine.publish_bytes(Posted, None, key="a")
+        empty = await engine.publish_bytes(Note, None)
         await engine.publish_raw("scans", None)
+        await engine.reaches(empty, "SUCCEEDED")
         await engine.reaches(bad, "DEAD")
         await until(lambda: len(seen) == 2)
         await engine.is_drained("parcels", "scans")
         (letter,) = await engine.letters()
         assert seen == [None, None]
+        assert notes == [None]
         assert (letter["reason_code"], letter["payload"]) == ("wrong_shape", None)
 
 

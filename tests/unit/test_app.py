@@ -136,10 +136,12 @@ def test_all_problems_are_told_at_once() -> None:
     app.provide(Carrier, carrier)
     app.ignore("parcel.posted", "parcel.lost")
     app.foreign("scans", type="parcel.scanned")
+    app.ignore_nulls("scans")
     assert app.problems() == [
         "post: nothing provides Scales for 'scales': call app.provide(Scales, …)",
         f"destination '{'x' * 195}' is too long: its dead-letter address exceeds 200 characters",
         "app.foreign('scans', …): no handler reads that destination",
+        "app.ignore_nulls('scans'): no handler reads that destination",
         "'parcel.posted' is both handled and ignored",
     ]
 

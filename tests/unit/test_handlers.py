@@ -63,6 +63,17 @@ def test_a_payload_alone_is_enough() -> None:
     )
 
 
+def test_an_annotation_with_none_takes_null_values() -> None:
+    """C11."""
+    app = App("depot")
+
+    @app.transactional()
+    async def ship(parcel: Message[Posted | None]) -> None: ...
+
+    handler = app.handlers["parcel.posted"]
+    assert (handler.payload_class, handler.wants_message, handler.takes_null) == (Posted, True, True)
+
+
 def test_bytes_are_raw_and_say_their_type_and_destination() -> None:
     app = App("depot")
 
@@ -118,7 +129,7 @@ async def undeclared(parcel: Undeclared) -> None: ...
 async def number(parcel: int) -> None: ...
 
 
-async def optional(parcel: Posted | None) -> None: ...
+async def either(parcel: Posted | int) -> None: ...
 
 
 async def bare_message(parcel: Message) -> None:  # type: ignore[type-arg]
@@ -164,7 +175,7 @@ def test_a_wrong_signature_is_refused_with_the_fix(function: Any, message: str) 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("function", [undeclared, number, optional, bare_message])
+@pytest.mark.parametrize("function", [undeclared, number, either, bare_message])
 def test_a_payload_that_is_no_declared_message_is_refused(function: Any) -> None:
     with pytest.raises(InvalidHandler, match=f"^{function.__name__}: "):
         App("depot").idempotent()(function)

@@ -87,6 +87,18 @@ class Publisher(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerDeath:
+    """Why a broker gave a message up by itself, as it tells."""
+
+    reason: str
+    """`delivery_limit`, `expired`, `maxlen` or `rejected`; `unknown` where the message does not say."""
+    queue: str | None
+    """Where that was."""
+    count: int
+    """How often it was given up there for this reason."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
     """One received message. Identity, not value: two deliveries of one message differ."""
@@ -111,6 +123,8 @@ class Delivery:
 
     None on RabbitMQ, where a redelivery has another tag. Names foreign messages without an id.
     """
+    death: BrokerDeath | None = None
+    """Set for a message that the broker took from the group by itself: for the catalog, not for a handler."""
 
     @property
     def size_bytes(self) -> int:

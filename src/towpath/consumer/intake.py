@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 from uuid import UUID, uuid5
@@ -47,7 +47,9 @@ def read(
     except DecodeError as error:
         work = _work(delivery, _id_without_envelope(delivery), _UNDECODABLE, "event", key, None, None, None)
         return Undecodable(work, error)
-    position = envelope.sequence if envelope.sequence is not None else delivery.offset
+    position = envelope.sequence
+    if position is None and delivery.death is None:
+        position = delivery.offset
     work = _work(
         delivery,
         envelope.message_id,
@@ -65,6 +67,14 @@ def read(
     return work
 
 
+def skipped(app: App, delivery: Delivery, asked: Work | Undecodable, destination: str) -> str | None:
+    """Why the group passes over a message on purpose; None: it does not."""
+    if delivery.value is None and destination in app.destinations_without_nulls:
+        is_in_its_row = isinstance(asked, Work) and not asked.has_body
+        return None if is_in_its_row else "null_value"
+    return "ignored_type" if isinstance(asked, Work) and asked.type in app.ignored_types else None
+
+
 def lane_of(app: App, key: str | None, partition: str) -> str | None:
     """What a message is ordered by in this group; None: nothing."""
     if app.ordering == "key":
@@ -76,7 +86,10 @@ def origin_of(delivery: Delivery | None) -> str | None:
     """Where a message came from, as JSON for the catalog."""
     if delivery is None:
         return None
-    return json.dumps({"partition": delivery.partition, "offset": delivery.offset})
+    origin: dict[str, object] = {"partition": delivery.partition, "offset": delivery.offset}
+    if delivery.death is not None:
+        origin |= asdict(delivery.death)
+    return json.dumps(origin)
 
 
 def _work(

@@ -56,7 +56,8 @@ class Lanes:
     def add(self, received: Received) -> None:
         """Behind what its lane holds already."""
         work = received.work
-        lane_id: Hashable = received if work.lane is None else (work.source, work.lane)
+        is_alone = work.lane is None or received.delivery.death is not None
+        lane_id: Hashable = received if is_alone else (work.source, work.lane)
         lane = self._lanes.get(lane_id)
         if lane is None:
             lane = self._lanes[lane_id] = Lane(lane_id)

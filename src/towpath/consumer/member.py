@@ -26,6 +26,7 @@ from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, due_limit, wake
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
+from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.census import CensusStore
 from towpath.store.claims import ClaimStore
 from towpath.store.database import Database
@@ -89,6 +90,7 @@ class Member:
             claims,
             settles,
             doubts,
+            BrokerDeathStore(database, app.name, self.id),
             self._group_commit,
             executor,
             breakers,

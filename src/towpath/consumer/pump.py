@@ -11,9 +11,9 @@ from uuid import UUID
 import asyncpg
 
 from towpath.app import App
-from towpath.brokers.ports import Delivery, Subscriber
+from towpath.brokers.ports import BrokerDeath, Delivery, Subscriber
 from towpath.consumer.breakers import Breakers
-from towpath.consumer.intake import Undecodable, read
+from towpath.consumer.intake import Undecodable, read, skipped
 from towpath.consumer.lanes import Lanes, Received
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
@@ -113,12 +113,21 @@ class Pump:
             self._telemetry.add(names.CONSUMED_MESSAGES, 1, destination=delivery.source, group=self._app.name)
             name = self._destinations.get(delivery.source)
             asked = read(self._app, delivery, now, destination=name)
-            if isinstance(asked, Undecodable):
+            if delivery.death is not None:
+                work = asked.work if isinstance(asked, Undecodable) else asked
+                self._lanes.add(Received(work, delivery))
+            elif reason := skipped(self._app, delivery, asked, name or delivery.source):
+                self._skip(delivery, reason)
+            elif isinstance(asked, Undecodable):
                 self._lanes.add(Received(asked.work, delivery, undecodable=asked.error))
-            elif asked.type in self._app.ignored_types:
-                self._subscriber.acknowledge([delivery])
             else:
                 self._lanes.add(Received(asked, delivery))
+
+    def _skip(self, delivery: Delivery, reason: str) -> None:
+        self._subscriber.acknowledge([delivery])
+        self._telemetry.add(
+            names.SKIPPED_MESSAGES, 1, destination=delivery.source, group=self._app.name, reason=reason
+        )
 
     async def claim_loop(self) -> None:
         """Start the heads of ready lanes while slots are free."""
@@ -167,6 +176,8 @@ class Pump:
         for received in heads:
             if not self._subscriber.is_current(received.delivery):
                 self._lanes.finish(received)
+            elif received.delivery.death is not None:
+                self._spawn(received, self._ingest(received, received.delivery.death))
             elif received.undecodable is not None:
                 self._spawn_burial(received, received.undecodable)
             elif received.work.id in by_id:
@@ -297,6 +308,16 @@ class Pump:
 
     async def _bury(self, received: Received, error: Exception) -> None:
         if await self._runner.bury(received.work, error, received.delivery):
+            self._finish(received)
+        else:
+            self._hold(received, _OUTAGE_SECONDS)
+
+    async def _ingest(self, received: Received, death: BrokerDeath) -> None:
+        """The broker dead-lettered it by itself: into the catalog, unless its task goes on without it."""
+        standing = await self._runner.ingest(received.work, death, received.delivery)
+        if self._is_of_another_database(received.work, standing):
+            await self._bury(received, DecodeError("wrong_database", _WRONG_DATABASE))
+        elif self._runner.may_acknowledge(received.work, standing):
             self._finish(received)
         else:
             self._hold(received, _OUTAGE_SECONDS)

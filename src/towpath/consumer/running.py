@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Final
 
 from towpath.app import App
-from towpath.brokers.ports import Delivery
+from towpath.brokers.ports import BrokerDeath, Delivery
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
 from towpath.consumer.execution import Executor
@@ -20,6 +20,7 @@ from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError
 from towpath.failures import Failure
 from towpath.states import TaskState, WaitingFor
+from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.claims import ClaimStore
 from towpath.store.deaths import Stage
 from towpath.store.doubts import DoubtStore
@@ -51,6 +52,7 @@ class Runner:
         claims: ClaimStore,
         settles: SettleStore,
         doubts: DoubtStore,
+        broker_deaths: BrokerDeathStore,
         group_commit: GroupCommit,
         executor: Executor,
         breakers: Breakers,
@@ -62,6 +64,7 @@ class Runner:
         self._claims = claims
         self._settles = settles
         self._doubts = doubts
+        self._broker_deaths = broker_deaths
         self._group_commit = group_commit
         self._executor = executor
         self._breakers = breakers
@@ -174,6 +177,32 @@ class Runner:
         self._died(work, failure, "decode")
         crash_point(CrashPoint.BURIED_BEFORE_ACK)
         return True
+
+    async def ingest(self, work: Work, death: BrokerDeath, delivery: Delivery) -> Standing:
+        """A message that the broker dead-lettered by itself goes to the catalog, and its task ends DEAD.
+
+        SETTLED: it is there, or its task ended or goes on from the database. BUSY: ask again later.
+        """
+        failure = Failure(
+            "dead",
+            f"broker_{death.reason}",
+            error_class="BrokerDeadLetter",
+            error_message=f"the broker took it from {death.queue or 'a queue'}: {death.reason}",
+            fingerprint=f"broker_{death.reason}",
+        )
+        try:
+            standing = await until_available(
+                lambda: self._broker_deaths.take(work, failure, origin=origin_of(delivery))
+            )
+        except Exception as trouble:  # noqa: BLE001 - the catalog refuses it: nothing is lost, it waits
+            self._report.trouble(work, trouble)
+            await asyncio.sleep(_TROUBLE_SECONDS)
+            return Standing.BUSY
+        if standing is not None:
+            return standing
+        self._report.died(work, failure, "broker")
+        crash_point(CrashPoint.BURIED_BEFORE_ACK)
+        return Standing.SETTLED
 
     async def _settle(
         self, work: Work, execution: Execution, span: ProcessSpan, delivery: Delivery | None

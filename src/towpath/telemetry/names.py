@@ -134,6 +134,13 @@ CONSUMED_MESSAGES: Final = Metric(
     "Messages delivered to this process by the broker, repeats included.",
     ("system", "operation", "destination", "group"),
 )
+SKIPPED_MESSAGES: Final = Metric(
+    "towpath.messages.skipped",
+    "counter",
+    "{message}",
+    "Messages acknowledged without a task because the group ignores them: `ignored_type`, `null_value`.",
+    ("destination", "group", "reason"),
+)
 PROCESS_DURATION: Final = Metric(
     "messaging.process.duration",
     "histogram",
@@ -274,6 +281,7 @@ METRICS: Final = (
     SENT_MESSAGES,
     OPERATION_DURATION,
     CONSUMED_MESSAGES,
+    SKIPPED_MESSAGES,
     PROCESS_DURATION,
     OUTBOX_OLDEST_AGE,
     OUTBOX_PUBLISH_LATENCY,

@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode, encode
 
-from towpath.brokers.ports import Headers
-from towpath.brokers.rabbitmq.headers import LIST, decode_headers, encode_headers, encoded_size_bytes
+from towpath.brokers.ports import BrokerDeath, Headers
+from towpath.brokers.rabbitmq.headers import (
+    LIST,
+    decode_death,
+    decode_headers,
+    encode_headers,
+    encoded_size_bytes,
+    without_death,
+)
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60) | st.sampled_from(
     ["ce_id", "towpath-key", "towpath-headers", "towpath-null", "x" * 200, "a", "a"]
@@ -42,10 +49,9 @@ def test_the_size_estimate_is_never_too_small(headers: Headers, key: str | None)
 
 
 def test_headers_of_other_clients_become_bytes() -> None:
-    """The broker's own counters, and whatever else a table can hold."""
+    """Whatever a table can hold."""
     table = _over_the_wire(
         {
-            "x-delivery-count": 3,
             "flag": True,
             "nothing": None,
             "x-death": [{"count": 1, "reason": "rejected"}],
@@ -54,7 +60,6 @@ def test_headers_of_other_clients_become_bytes() -> None:
     )
     headers, key, is_null = decode_headers(table)
     values = dict(headers)
-    assert values["x-delivery-count"] == b"3"
     assert values["flag"] == b"true"
     assert values["nothing"] == b""
     assert values["x-death"] == b'[{"count": 1, "reason": "rejected"}]'
@@ -63,11 +68,31 @@ def test_headers_of_other_clients_become_bytes() -> None:
     assert decode_headers(None) == ((), None, False)
 
 
-def test_what_the_broker_adds_is_kept_beside_a_list() -> None:
-    """`x-delivery-count` arrives with the message's own headers in order before it."""
+def test_what_others_add_is_kept_beside_a_list() -> None:
     table = encode_headers((("b", b"1"), ("a", b"2"), ("b", b"3")), key=None, is_null=False)
-    headers, _, _ = decode_headers({**table, "x-delivery-count": 1})
-    assert headers == (("b", b"1"), ("a", b"2"), ("b", b"3"), ("x-delivery-count", b"1"))
+    headers, _, _ = decode_headers({**table, "shovelled": "yes"})
+    assert headers == (("b", b"1"), ("a", b"2"), ("b", b"3"), ("shovelled", b"yes"))
+
+
+def test_a_redelivery_has_the_headers_of_the_message() -> None:
+    """C11, D6: the broker's counters would give bytes without an id another name each time."""
+    table = encode_headers((("a", b"1"),), key=None, is_null=False)
+    assert decode_headers({**table, "x-delivery-count": 1}) == decode_headers(table)
+
+
+def test_a_death_is_read_whatever_a_stranger_wrote() -> None:
+    """D6, X6."""
+    told = [{"reason": "expired", "queue": "q.0", "count": 2}, {"reason": "rejected", "queue": "q.1"}]
+    assert decode_death({"x-death": told}) == BrokerDeath("expired", "q.0", 2)
+    unknown = BrokerDeath("unknown", None, 1)
+    for junk in (None, 1, "x", [], [1], [{}], [{"reason": ["expired"], "queue": 3, "count": "many"}]):
+        assert decode_death({"x-death": junk}) == unknown
+    assert decode_death(None) == unknown
+
+
+def test_a_dead_message_keeps_its_own_headers() -> None:
+    headers = (("a", b"1"), ("x-death", b"[]"), ("x-first-death-queue", b"q"), ("x-deathly", b"2"))
+    assert without_death(headers) == (("a", b"1"), ("x-deathly", b"2"))
 
 
 def test_malformed_lists_never_fail() -> None:

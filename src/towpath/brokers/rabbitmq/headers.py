@@ -5,7 +5,8 @@ string, other bytes as a byte array) and, only where the table cannot hold what 
 that repeats, one beyond 128 bytes, or one of the three below), the whole list goes in again, in order,
 as an array `[name, value, name, value, …]` under `towpath-headers`, which then counts alone.
 
-`towpath-key` holds the key, `towpath-null` tells a missing payload from an empty one.
+`towpath-key` holds the key, `towpath-null` tells a missing payload from an empty one. What the broker
+counts per delivery is no header of the message: a redelivery would look like another one.
 """
 
 import json
@@ -13,12 +14,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from towpath.brokers.ports import Headers
+from towpath.brokers.ports import BrokerDeath, Headers
 
 LIST: Final = "towpath-headers"
 KEY: Final = "towpath-key"
 NULL: Final = "towpath-null"
 _TRANSPORT: Final = frozenset({LIST, KEY, NULL})
+_COUNTERS: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+_DEATHS: Final = "x-death"
+_DEATH_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+_DEATH_REASONS: Final = frozenset({"delivery_limit", "expired", "maxlen", "rejected"})
 _NAME_LIMIT_BYTES: Final = 128
 _ENTRY_OVERHEAD_BYTES: Final = 6
 _PAIR_OVERHEAD_BYTES: Final = 10
@@ -65,12 +70,33 @@ def decode_headers(table: Mapping[str, Any] | None) -> tuple[Headers, str | None
         pairs = [(name, _bytes(value)) for name, value in zip(names, listed[1::2], strict=False)]
     known = {name for name, _ in pairs}
     pairs += [
-        (name, _bytes(value)) for name, value in table.items() if name not in known and name not in _TRANSPORT
+        (name, _bytes(value))
+        for name, value in table.items()
+        if name not in known and name not in _TRANSPORT and name not in _COUNTERS
     ]
     return (
         tuple(pairs),
         None if key is None else _bytes(key).decode("utf-8", "backslashreplace"),
         NULL in table,
+    )
+
+
+def decode_death(table: Mapping[str, Any] | None) -> BrokerDeath:
+    """The last of the deaths the broker noted; a stranger may have written anything there."""
+    deaths = (table or {}).get(_DEATHS)
+    last = deaths[0] if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict) else {}
+    reason, queue, count = last.get("reason"), last.get("queue"), last.get("count")
+    return BrokerDeath(
+        reason if isinstance(reason, str) and reason in _DEATH_REASONS else "unknown",
+        queue.replace("\0", "") if isinstance(queue, str) else None,
+        count if isinstance(count, int) else 1,
+    )
+
+
+def without_death(headers: Headers) -> Headers:
+    """The message's own headers, without those that tell of its death."""
+    return tuple(
+        (name, value) for name, value in headers if name != _DEATHS and not name.startswith(_DEATH_PREFIXES)
     )
 
 

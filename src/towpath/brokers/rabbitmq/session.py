@@ -15,15 +15,17 @@ from towpath.brokers.ports import Delivery, Subscription
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.connection import Link
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, is_cancelled_from_outside, translate
-from towpath.brokers.rabbitmq.headers import decode_headers
+from towpath.brokers.rabbitmq.headers import decode_death, decode_headers, without_death
 from towpath.brokers.rabbitmq.settling import Settling
-from towpath.brokers.rabbitmq.topology import QueueSpec, group_queues
+from towpath.brokers.rabbitmq.topology import QueueSpec, broker_dead_letter_queue, group_queues
 from towpath.errors import BrokerUnavailable, TopologyError, TowpathError
 
 _PROBE_INTERVAL_SECONDS: Final = 3.0
 _PROBE_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 9.0
 _SETTLE_SECONDS: Final = 3.0
+_DEAD_PREFETCH: Final = 10
+"""Of what the broker dead-lettered: beside the intake's bound, and few."""
 
 
 class IntakeOverflow(Exception):
@@ -41,8 +43,14 @@ class GivenBack(Exception):
 class _Consumer:
     """One queue consumed on a channel of its own: an acknowledgement that comes too late closes it."""
 
-    def __init__(self, queue: QueueSpec, channel: aiormq.Channel, epoch: int) -> None:
+    def __init__(
+        self, queue: QueueSpec, source: str, channel: aiormq.Channel, epoch: int, *, is_of_the_dead: bool
+    ) -> None:
         self.queue = queue
+        self.source = source
+        """The address its messages were sent to."""
+        self.is_of_the_dead = is_of_the_dead
+        """Whether its messages are those that the broker dead-lettered."""
         self.channel = channel
         self.epoch = epoch
         self.settling = Settling(channel)
@@ -66,6 +74,7 @@ class ConsumerSession:
         self._subscription = subscription
         self._intake = intake
         self._prefetch = prefetch
+        self._least_prefetch = 1
         self._new_epoch = new_epoch
         self._link: Link | None = None
         self._consumers: dict[str, _Consumer] = {}
@@ -92,18 +101,23 @@ class ConsumerSession:
 
     async def open(self) -> None:
         """Connect and consume every queue. Raises BrokerUnavailable or ConfigurationError."""
+        group, addresses = self._subscription.group, self._subscription.addresses
         queues = [
-            queue
-            for address in self._subscription.addresses
-            for queue in group_queues(self._subscription.group, address, self._config.queues_per_group)
+            (queue, address)
+            for address in addresses
+            for queue in group_queues(group, address, self._config.queues_per_group)
         ]
+        self._least_prefetch = len(queues)
         try:
             self._link = await Link.open(self._config)
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 self._probe_channel = await self._link.channel(confirms=False)
                 share = max(1, self._prefetch // len(queues))
-                for queue in queues:
-                    await self._consume(queue, share)
+                for queue, address in queues:
+                    await self._consume(queue, address, share)
+                for address in addresses:
+                    dead = broker_dead_letter_queue(group, address)
+                    await self._consume(dead, address, min(share, _DEAD_PREFETCH), is_of_the_dead=True)
         except BaseException as error:
             await self.abandon()
             if isinstance(error, asyncio.CancelledError) and not is_cancelled_from_outside():
@@ -120,11 +134,13 @@ class ConsumerSession:
             return TopologyError(f"{ours}: create it (towpath broker apply)")
         return ours
 
-    async def _consume(self, queue: QueueSpec, prefetch: int) -> None:
+    async def _consume(
+        self, queue: QueueSpec, source: str, prefetch: int, *, is_of_the_dead: bool = False
+    ) -> None:
         if self._link is None:
             raise BrokerUnavailable("RabbitMQ: not connected")
         channel = await self._link.channel(confirms=False)
-        consumer = _Consumer(queue, channel, self._new_epoch())
+        consumer = _Consumer(queue, source, channel, self._new_epoch(), is_of_the_dead=is_of_the_dead)
         self._consumers[queue.name] = consumer
         channel.closing.add_done_callback(lambda _: self._fail("the broker closed a channel"))
         channel.on_consumer_cancel_callbacks.add(lambda _: self._fail(f"{queue.name}: consumer cancelled"))
@@ -150,10 +166,10 @@ class ConsumerSession:
         consumer.settling.receive(delivery.offset)
         self._intake.add(delivery)
         excess = self._intake.size_bytes - self._subscription.max_in_flight_bytes
-        if excess > 0 and self._prefetch > len(self._consumers):
+        if excess > 0 and self._prefetch > self._least_prefetch:
             mean = self._intake.size_bytes / self._intake.count
             fitting = min(int(self._subscription.max_in_flight_bytes / mean * 0.8), self._prefetch // 2)
-            self._failure.set_exception(IntakeOverflow(max(len(self._consumers), fitting)))
+            self._failure.set_exception(IntakeOverflow(max(self._least_prefetch, fitting)))
             self._failure.exception()
 
     def holds(self, delivery: Delivery) -> bool:
@@ -276,10 +292,12 @@ def _delivery(consumer: _Consumer, message: aiormq.abc.DeliveredMessage) -> Deli
     headers, key, is_null = decode_headers(properties.headers)
     if properties.content_type is not None and all(name != "content-type" for name, _ in headers):
         headers = (*headers, ("content-type", properties.content_type.encode()))
+    if consumer.is_of_the_dead:
+        headers = without_death(headers)
     timestamp = properties.timestamp
     message_id = properties.message_id
     return Delivery(
-        source=consumer.queue.exchange,
+        source=consumer.source,
         partition=consumer.queue.name,
         offset=frame.delivery_tag,
         key=key,
@@ -288,5 +306,6 @@ def _delivery(consumer: _Consumer, message: aiormq.abc.DeliveredMessage) -> Deli
         timestamp=timestamp if isinstance(timestamp, datetime) else None,
         is_redelivered=bool(frame.redelivered),
         epoch=consumer.epoch,
-        coordinates=None if not message_id else f"{consumer.queue.exchange}:{message_id}",
+        coordinates=None if not message_id else f"{consumer.source}:{message_id}",
+        death=decode_death(properties.headers) if consumer.is_of_the_dead else None,
     )

@@ -2,7 +2,8 @@
 
 Address: a durable topic exchange. Group and address: `shares` quorum queues `<group>.<address>.<n>`,
 each with a single active consumer and bound to its share of the routing slots; what the broker itself
-dead-letters goes to `<group>.<address>.dlx`; copies of dead letters go to `<group>.<address>.dlq`.
+dead-letters goes to `<group>.<address>.dlx`, from where every member brings it into the catalog; copies of
+dead letters go to `<group>.<address>.dlq`, which is for other tools.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,10 @@ from towpath.brokers.ports import ROUTING_SLOTS, GroupTopology, dead_letter_addr
 
 DELIVERY_LIMIT: Final = 1000
 """Large and positive: poison is counted by the engine, and a lost connection counts here too."""
+
+LAST_LIMIT: Final = 1_000_000_000
+"""Nothing may fall out of a queue that has no further dead-letter exchange. (Without it RabbitMQ 4 drops a
+message at its 20th delivery.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,15 @@ def group_queues(group: str, address: str, shares: int) -> Iterator[QueueSpec]:
         )
 
 
+def broker_dead_letter_queue(group: str, address: str) -> QueueSpec:
+    """What the broker dead-letters by itself of a group's messages from one address."""
+    name = broker_dead_letter_address(group, address)
+    return QueueSpec(name, name, arguments=_LAST)
+
+
+_LAST: Final[dict[str, str | int | bool]] = {"x-queue-type": "quorum", "x-delivery-limit": LAST_LIMIT}
+
+
 def topology_of(addresses: Sequence[str], groups: Sequence[GroupTopology], shares: int) -> Topology:
     """Everything that these addresses and groups need, dead-letter targets before what refers to them."""
     exchanges = dict.fromkeys(addresses)
@@ -70,11 +84,12 @@ def topology_of(addresses: Sequence[str], groups: Sequence[GroupTopology], share
     for group in groups:
         for address in group.addresses:
             exchanges[address] = None
-            for target in (
-                dead_letter_address(group.group, address),
-                broker_dead_letter_address(group.group, address),
+            copies = dead_letter_address(group.group, address)
+            for queue in (
+                QueueSpec(copies, copies, arguments=_LAST),
+                broker_dead_letter_queue(group.group, address),
             ):
-                exchanges[target] = None
-                queues.append(QueueSpec(target, target, arguments={"x-queue-type": "quorum"}))
+                exchanges[queue.exchange] = None
+                queues.append(queue)
             queues.extend(group_queues(group.group, address, shares))
     return Topology(tuple(exchanges), tuple(queues))

@@ -84,7 +84,7 @@ def argument_of(handler: Handler, payload: object, attempt: Attempt) -> object:
 
 def payload_of(handler: Handler, work: Work) -> object:
     """The decoded payload. Raises DecodeError."""
-    if handler.payload_class is None:
+    if handler.payload_class is None or (handler.takes_null and work.payload is None):
         return work.payload
     return decode(handler.payload_class, work.payload, work.content_type or "")
 

@@ -232,6 +232,32 @@ values ($1, $2, $3, 'event', $4, $5, 'DEAD', 'database', $6, $7, $8, $9, towpath
 on conflict (consumer_group, id) do nothing
 returning version, attempt, run_no
 
+-- name: broker_death
+-- What the task of a message that the broker dead-lettered is doing. Locks nothing; index: primary key.
+select t.state, t.held_by, t.version, t.source, t.lane, t.payload, t.content_type, t.headers,
+       exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()) as worker_is_alive
+  from towpath.task t where t.consumer_group = $1 and t.id = $2
+
+-- name: insert_broker_death
+-- It never had a task. Whoever inserts one meanwhile wins. Index: primary key.
+insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by, reason_code,
+                          error_class, error_message, fingerprint, finished_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, 'DEAD', 'database', $9, $10, $11, $12, towpath.clock())
+on conflict (consumer_group, id) do nothing
+returning version, attempt, run_no
+
+-- name: end_broker_death
+-- Its task waits for the broker's message, which will not come: DEAD, if nobody moved it since version $3. (One whose
+-- at-most-once effect began is held by the database.) The lane's gate is locked; index: primary key.
+update towpath.task t
+   set state = 'DEAD', held_by = 'database', worker = null, token = null, lane = coalesce(t.lane, $4),
+       position = coalesce(t.position, $5), reason_code = $6, error_class = $7, error_message = $8, fingerprint = $9,
+       version = t.version + 1, updated_at = towpath.clock(), finished_at = towpath.clock()
+ where t.consumer_group = $1 and t.id = $2 and t.version = $3 and t.held_by = 'broker'
+   and (t.state || '' = 'ACCEPTED' or (t.state || '' = 'RUNNING'
+        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+returning t.version, t.attempt, t.run_no
+
 -- name: hand_back
 -- Shutdown or revoke: unspent. The broker redelivers what it still holds; the rest is due now.
 -- Index: primary key.
