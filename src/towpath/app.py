@@ -333,11 +333,6 @@ class App:
         return MappingProxyType(self._handlers)
 
     @property
-    def batch_room(self) -> int:
-        """How many messages may wait in batches, beside the handlers that run one by one."""
-        return sum(handler.batch.max_size for handler in self._handlers.values() if handler.batch)
-
-    @property
     def providers(self) -> Mapping[type, Provider[Any]]:
         """By class."""
         return MappingProxyType(self._providers)

@@ -153,7 +153,9 @@ class WorkerSettings(_Section):
     """How a consumer process takes in, runs and gives back work."""
 
     concurrency: Count = 64
-    """Handlers running at once."""
+    """Handlers running at once; a quarter more for what starts from the database."""
+    sessions: Count = 20
+    """Transactional handlers running at once: each keeps a database session."""
     max_in_flight: Count = 1000
     """Messages received and not yet acknowledged."""
     max_in_flight_bytes: Size = 64 * 2**20
@@ -176,6 +178,8 @@ class WorkerSettings(_Section):
     """Age at which a submitted task whose message was published but never came starts from its row."""
     max_deliveries: Count = 5
     """Claims without an outcome before a message is dead."""
+    quiet: Duration = timedelta(seconds=30)
+    """Longest time that the last of these claims waits for running work, and keeps other work waiting."""
     drain_timeout: Duration = timedelta(seconds=25)
     """Time for running work at shutdown."""
     health_host: str = "127.0.0.1"
@@ -189,6 +193,11 @@ class WorkerSettings(_Section):
         if self.beat_every * 2 > self.lease:
             raise ValueError("lease must be at least twice beat_every")
         return self
+
+    @property
+    def due_concurrency(self) -> int:
+        """Handlers running at once from the database, beside those of the broker's messages."""
+        return max(1, self.concurrency // 4)
 
 
 class TelemetrySettings(_Section):
@@ -250,6 +259,11 @@ def load(**values: Any) -> Settings:
 def load_schema_name() -> str:
     """The schema's name alone, for what needs no database. Raises SettingsError."""
     return load(database_url="postgresql://unused").schema_name
+
+
+def load_worker() -> WorkerSettings:
+    """The worker's settings alone, for what needs no database. Raises SettingsError."""
+    return load(database_url="postgresql://unused").worker
 
 
 def variables(model: type[BaseModel] = Settings, prefix: str = PREFIX) -> Iterator[str]:

@@ -97,9 +97,9 @@ class Engine:
         self, *, app: App | None = None, url: str | None = None, settings: WorkerSettings | None = None
     ) -> AsyncIterator["Running"]:
         """Start a member, stop it at the end, and raise what it raised."""
-        consumer = Consumer(
-            app or self.app, Database(url or self.url, pool_size=6), self.broker, settings or self.settings
-        )
+        settings = settings or self.settings
+        database = Database(url or self.url, pool_size=6, session_count=settings.sessions)
+        consumer = Consumer(app or self.app, database, self.broker, settings)
         running = Running(consumer, asyncio.Event())
         running.task = asyncio.create_task(consumer.run(running.told))
         try:

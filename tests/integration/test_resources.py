@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tests.integration.engine import Note, Posted, bench, depot, running, until
 from towpath.app import App
 from towpath.backoff import RetryPolicy
 from towpath.context import Attempt, Call, Tx
 from towpath.errors import ConfigurationError
+from towpath.outcomes import Retry
 
 
 class Carrier:
@@ -163,7 +165,8 @@ async def test_a_middleware_that_raises_fails_the_attempt(migrated_url: str) -> 
         assert row["reason_code"] == "key_error"
 
 
-async def test_a_handlers_concurrency_bounds_it_and_leaves_others_alone(migrated_url: str) -> None:
+async def test_a_handlers_concurrency_bounds_it_and_takes_no_place_from_others(migrated_url: str) -> None:
+    """C16: what waits for a slot of its handler waits in its lane, unclaimed."""
     app, now, most, go = App("depot", ordering="none"), 0, 0, asyncio.Event()
 
     @app.idempotent(concurrency=2)
@@ -178,14 +181,83 @@ async def test_a_handlers_concurrency_bounds_it_and_leaves_others_alone(migrated
     @app.idempotent()
     async def read(note: Note) -> None: ...
 
-    async with running(app, migrated_url, concurrency=8) as engine:
+    async with running(app, migrated_url, concurrency=3) as engine:
         parcels = [await engine.publish(Posted(f"k{number}")) for number in range(6)]
         await until(lambda: now == 2)
-        await engine.reaches(await engine.publish(Note()), "SUCCEEDED")
+        for number in range(10):
+            await engine.reaches(await engine.publish(Note(number)), "SUCCEEDED")
+        claimed = "select count(*) from towpath.task where type = 'parcel.posted'"
+        assert await engine.db.fetchval(claimed) == 2
         go.set()
         for id_ in parcels:
             await engine.reaches(id_, "SUCCEEDED")
     assert most == 2
+
+
+async def test_a_retry_of_a_bounded_handler_has_its_turn_before_the_backlog_ends(migrated_url: str) -> None:
+    """C4: what is due and what arrives take turns at the handler's slots."""
+    app = App("depot", ordering="none", retry=RetryPolicy(base="1ms", cap="1ms"))
+    calls: list[int] = []
+
+    @app.idempotent(concurrency=1)
+    async def sort(parcel: Posted) -> None:
+        calls.append(parcel.number)
+        await asyncio.sleep(0.005)
+        if parcel.number == 0 and calls.count(0) == 1:
+            raise Retry("once")
+
+    async with bench(app, migrated_url) as engine:
+        for number in range(400):
+            await engine.publish(Posted("a", number))
+        async with engine.member():
+            await engine.is_drained()
+            await until(lambda: len(calls) == 401)
+    assert sorted(calls) == sorted([0, *range(400)])
+    assert len(calls) - calls[::-1].index(0) < 300, "long before the backlog ended"
+
+
+async def test_no_more_transactional_handlers_start_than_there_are_sessions(migrated_url: str) -> None:
+    """The others are not claimed, and a call that ends in a transaction finds one."""
+    app, now, most, go = App("depot", ordering="none"), 0, 0, asyncio.Event()
+
+    @app.transactional()
+    async def sort(parcel: Posted, tx: Tx) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await tx.session.execute(text("select 1"))
+        await go.wait()
+        now -= 1
+
+    @app.idempotent()
+    async def read(note: Note, call: Call) -> None:
+        async with call.transaction() as tx:
+            await tx.session.execute(text("select 1"))
+
+    async with running(app, migrated_url, concurrency=16, sessions=3) as engine:
+        parcels = [await engine.publish(Posted(f"k{number}")) for number in range(20)]
+        await until(lambda: now == 3)
+        for number in range(10):
+            await engine.reaches(await engine.publish(Note(number)), "SUCCEEDED")
+        claimed = "select count(*) from towpath.task where type = 'parcel.posted'"
+        assert await engine.db.fetchval(claimed) == 3
+        go.set()
+        for id_ in parcels:
+            await engine.reaches(id_, "SUCCEEDED")
+    assert most == 3
+
+
+async def test_more_concurrency_than_sessions_is_refused_at_the_start(migrated_url: str) -> None:
+    """O2: in one line that names both."""
+    app = depot()
+
+    @app.transactional(concurrency=9)
+    async def sort(parcel: Posted, tx: Tx) -> None: ...
+
+    async with bench(app, migrated_url, sessions=8) as engine:
+        with pytest.raises(ConfigurationError, match=r"concurrency=9 .* TOWPATH_WORKER__SESSIONS is 8"):
+            async with engine.member():
+                pass
 
 
 async def test_the_workers_concurrency_bounds_all_handlers_together(migrated_url: str) -> None:

@@ -1,6 +1,6 @@
 """Lanes hand out one message of a lane at a time, in order, and lose none."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 from uuid import uuid4
 
@@ -14,8 +14,10 @@ from towpath.consumer.lanes import Lanes, Received
 from towpath.store.work import Work
 
 
-def received(lane: str | None, source: str = "parcels", offset: int = 0) -> Received:
-    work = Work(uuid4(), "parcel.posted", "event", source, lane, lane, offset, b"", "", (), None)
+def received(
+    lane: str | None, source: str = "parcels", offset: int = 0, type_: str = "parcel.posted"
+) -> Received:
+    work = Work(uuid4(), type_, "event", source, lane, lane, offset, b"", "", (), None)
     return Received(work, Delivery(source, "p", offset, lane, (), b"", None, False, 1))
 
 
@@ -36,6 +38,27 @@ def test_messages_without_a_lane_start_together() -> None:
         lanes.add(each)
     assert lanes.take(3) == messages[:3]
     assert lanes.take(3) == messages[3:]
+
+
+def test_lanes_that_wait_for_the_same_start_in_the_order_of_their_arrival_and_hold_up_no_other() -> None:
+    lanes, blocked = Lanes(), [received(None, type_="slow") for _ in range(3)]
+    for each in blocked:
+        lanes.add(each)
+    free = received(None)
+    lanes.add(free)
+    assert lanes.take(10, lambda each: "full" if each.work.type == "slow" else None) == [free]
+    later = received(None, type_="slow")
+    lanes.add(later)
+    room = 2
+
+    def admit(_: Received) -> str | None:
+        nonlocal room
+        room -= 1
+        return None if room >= 0 else "full"
+
+    assert lanes.take(10, admit) == blocked[:2]
+    assert lanes.take(1) == blocked[2:]
+    assert lanes.take(10) == [later]
 
 
 def test_the_same_key_of_two_sources_is_two_lanes() -> None:
@@ -109,22 +132,36 @@ class LanesMachine(RuleBasedStateMachine):
         self.added = 0
         self.queues: dict[Any, list[Received]] = defaultdict(list)
         self.running: list[Received] = []
+        self.most = {"red": 1, "blue": 2, "free": 1000}
         self.gone: list[Received] = []
 
     @staticmethod
     def lane_of(each: Received) -> Any:
         return each if each.work.lane is None else (each.work.source, each.work.lane)
 
-    @rule(lane=st.sampled_from(["a", "b", None]), source=st.sampled_from(["x", "y"]))
-    def add(self, lane: str | None, source: str) -> None:
-        each = received(lane, source, self.added)
+    @rule(
+        lane=st.sampled_from(["a", "b", None]),
+        source=st.sampled_from(["x", "y"]),
+        type_=st.sampled_from(["red", "blue", "free"]),
+    )
+    def add(self, lane: str | None, source: str, type_: str) -> None:
+        each = received(lane, source, self.added, type_)
         self.added += 1
         self.lanes.add(each)
         self.queues[self.lane_of(each)].append(each)
 
     @rule(limit=st.integers(1, 4))
     def take(self, limit: int) -> None:
-        taken = self.lanes.take(limit)
+        running = Counter(each.work.type for each in self.running)
+
+        def admit(each: Received) -> str | None:
+            type_ = each.work.type
+            if running[type_] >= self.most[type_]:
+                return type_
+            running[type_] += 1
+            return None
+
+        taken = self.lanes.take(limit, admit)
         assert len(taken) <= limit
         busy = [self.lane_of(each) for each in self.running]
         for each in taken:
@@ -183,6 +220,7 @@ class LanesMachine(RuleBasedStateMachine):
         assert not any(self.queues.values()), "lost"
         assert self.lanes._lanes == {}
         assert not self.lanes._ready
+        assert not self.lanes._blocked
         assert not self.lanes._held
 
 

@@ -1,41 +1,117 @@
-"""Suspects: how many messages whose worker died may run together."""
+"""Suspects: how many messages whose worker died may run together, and how the last start is watched."""
+
+import pytest
 
 from towpath.consumer.suspects import Suspects
 
 
-def test_fewer_run_together_the_more_often_their_worker_died() -> None:
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def suspects(clock: Clock) -> Suspects:
+    return Suspects(concurrency=64, max_deliveries=5, quiet_seconds=30, clock=clock)
+
+
+def test_fewer_run_together_the_more_often_their_worker_died(suspects: Suspects) -> None:
     """C19: 64 handlers, then 16, 4 and 1 at a time."""
-    suspects = Suspects(concurrency=64, max_deliveries=5)
     assert [64, 16, 4, 1] == [suspects.limit(start) for start in (1, 2, 3, 4)]
 
 
-def test_at_the_limit_the_next_one_waits_until_one_ended() -> None:
-    suspects = Suspects(concurrency=8, max_deliveries=5)
-    assert suspects.may_start(2, others_count=30)
+def test_at_the_limit_the_next_one_waits_until_one_ended(clock: Clock) -> None:
+    suspects = Suspects(concurrency=8, max_deliveries=5, quiet_seconds=30, clock=clock)
+    assert suspects.may_start(2, 30, "broker")
+    began_at = suspects.started(2)
+    assert suspects.may_start(2, 31, "broker")
     suspects.started(2)
-    assert suspects.may_start(2, others_count=31)
-    suspects.started(2)
-    assert not suspects.may_start(2, others_count=32)
-    assert suspects.may_start(3, others_count=32)
-    suspects.ended(2)
-    assert suspects.may_start(2, others_count=31)
-    assert not suspects.wants_quiet
+    assert not suspects.may_start(2, 32, "broker")
+    assert suspects.may_start(3, 32, "broker")
+    suspects.ended(2, began_at)
+    assert suspects.may_start(2, 31, "broker")
+    assert not suspects.wants_quiet()
 
 
-def test_the_last_permitted_start_runs_alone() -> None:
-    """C19: it asks for quiet, starts when nothing else runs, and keeps the quiet until it ended."""
-    suspects = Suspects(concurrency=64, max_deliveries=5)
-    assert not suspects.may_start(5, others_count=3)
-    assert suspects.wants_quiet
-    assert suspects.may_start(5, others_count=0)
+def test_the_last_permitted_start_runs_beside_none_that_began_of_late(suspects: Suspects) -> None:
+    """C19: it asks for quiet, starts when nothing young runs, and keeps the quiet until it ended."""
+    assert not suspects.may_start(5, 3, "broker")
+    assert suspects.wants_quiet()
+    assert suspects.may_start(5, 0, "broker")
+    suspects.look("broker")
+    began_at = suspects.started(5)
+    assert suspects.wants_quiet()
+    assert not suspects.may_start(5, 1, "broker")
+    suspects.look("broker")
+    suspects.ended(5, began_at)
+    assert not suspects.wants_quiet()
+
+
+def test_a_last_start_that_runs_for_long_does_not_keep_the_others_waiting(
+    suspects: Suspects, clock: Clock
+) -> None:
+    """C19: what has run as long as the quiet lasts is taken for harmless."""
+    assert suspects.may_start(5, 0, "broker")
     suspects.started(5)
-    assert suspects.wants_quiet
-    assert not suspects.may_start(5, others_count=0)
-    suspects.ended(5)
-    assert not suspects.wants_quiet
+    clock.now += 29
+    assert suspects.wants_quiet()
+    clock.now += 1
+    assert not suspects.wants_quiet()
 
 
-def test_beyond_the_last_start_it_only_has_to_be_buried() -> None:
-    suspects = Suspects(concurrency=64, max_deliveries=5)
-    assert suspects.may_start(6, others_count=64)
-    assert not suspects.wants_quiet
+def test_the_end_of_one_that_is_trusted_does_not_end_the_watch_over_the_next(
+    suspects: Suspects, clock: Clock
+) -> None:
+    first = suspects.started(5)
+    clock.now += 40
+    second = suspects.started(5)
+    suspects.ended(5, first)
+    assert suspects.wants_quiet()
+    suspects.ended(5, second)
+    assert not suspects.wants_quiet()
+
+
+def test_many_last_starts_take_turns_with_everybody_else(suspects: Suspects, clock: Clock) -> None:
+    """C19: they run one after another, and half of the time belongs to the others."""
+    quiet = busy = 0
+    for _ in range(600):
+        suspects.look("broker")
+        if suspects.may_start(5, 0, "broker"):
+            began_at = suspects.started(5)
+            clock.now += 1
+            assert suspects.wants_quiet()
+            suspects.ended(5, began_at)
+            quiet += 1
+        else:
+            assert not suspects.wants_quiet()
+            clock.now += 1
+            busy += 1
+    assert quiet == pytest.approx(busy, abs=35)
+
+
+def test_a_last_start_that_went_elsewhere_keeps_nobody_waiting(suspects: Suspects) -> None:
+    """S1: its partition was revoked, or another member took it."""
+    assert not suspects.may_start(5, 3, "broker")
+    assert not suspects.may_start(5, 3, "database")
+    suspects.look("broker")
+    assert suspects.wants_quiet()
+    suspects.look("database")
+    assert not suspects.wants_quiet()
+
+
+def test_beyond_the_last_start_it_only_has_to_be_buried(suspects: Suspects) -> None:
+    assert suspects.may_start(6, 64, "broker")
+    assert not suspects.wants_quiet()
+
+
+def test_where_one_start_is_all_nobody_is_suspected(clock: Clock) -> None:
+    suspects = Suspects(concurrency=64, max_deliveries=1, quiet_seconds=30, clock=clock)
+    suspects.started(1)
+    assert not suspects.wants_quiet()

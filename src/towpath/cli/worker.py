@@ -36,10 +36,10 @@ def check(live: health.Live = False, json: Json = False) -> None:
 @app.command()
 def validate(target: Target, json: Json = False) -> None:
     """Say everything that is wrong with an app and can be known without running it; exit 3 if anything is."""
-    from towpath.consumer import service  # noqa: PLC0415  the engine is heavy
+    from towpath.consumer import service, slots  # noqa: PLC0415  the engine is heavy
 
     group = service.load_app(target)
-    problems = group.problems()
+    problems = [*group.problems(), *slots.session_problems(group.handlers, settings.load_worker())]
     if json:
         handlers = {type_: handler.name for type_, handler in sorted(group.handlers.items())}
         as_json(

@@ -13,6 +13,7 @@ from towpath.app import App
 from towpath.brokers.ports import Broker, Subscriber, Subscription
 from towpath.consumer.member import DATABASE, Member
 from towpath.consumer.roster import cancel, wait_for
+from towpath.consumer.slots import session_problems
 from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
@@ -97,7 +98,7 @@ class Consumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until told to stop. Raises ConfigurationError before the first message, and bugs."""
-        if problems := self._app.problems():
+        if problems := [*self._app.problems(), *session_problems(self._app.handlers, self._settings)]:
             raise ConfigurationError("; ".join(problems))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._database.aclose)

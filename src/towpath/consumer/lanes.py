@@ -23,6 +23,8 @@ class Received:
     is_acknowledged: bool = False
     """Its broker message is gone; its lane went on."""
     lane: "Lane | None" = None
+    slot: str | None = None
+    """The type under which it has a slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,8 @@ class Lanes:
     def __init__(self) -> None:
         self._lanes: dict[Hashable, Lane] = {}
         self._ready: deque[Lane] = deque()
+        self._blocked: dict[Hashable, deque[Lane]] = {}
+        """By what their heads wait for."""
         self._held: list[tuple[float, int, Lane]] = []
         self._tie = count()
         self._waiting_count = 0
@@ -66,18 +70,47 @@ class Lanes:
         lane.waiting.append(received)
         self._waiting_count += 1
 
-    def take(self, limit: int) -> list[Received]:
-        """Heads of at most `limit` ready lanes, which run from now on until `finish` or `hold`."""
+    def take(
+        self, limit: int, admit: Callable[[Received], Hashable | None] = lambda _: None
+    ) -> list[Received]:
+        """Heads of at most `limit` ready lanes, which run from now on until `finish` or `hold`.
+
+        A head that `admit` names an obstacle for waits, in the order of arrival, with the others that
+        wait for the same; None lets it start.
+        """
         heads: list[Received] = []
+        for obstacle, blocked in list(self._blocked.items()):
+            while blocked and len(heads) < limit:
+                if not self._take(blocked, heads, admit, known=obstacle):
+                    break
+            if not blocked:
+                del self._blocked[obstacle]
         while self._ready and len(heads) < limit:
-            lane = self._ready.popleft()
-            if lane.waiting:
-                lane.running = lane.waiting.popleft()
-                heads.append(lane.running)
-                self._waiting_count -= 1
-            else:
-                self._lanes.pop(lane.id, None)
+            self._take(self._ready, heads, admit)
         return heads
+
+    def _take(
+        self,
+        lanes: deque[Lane],
+        heads: list[Received],
+        admit: Callable[[Received], Hashable | None],
+        known: Hashable | None = None,
+    ) -> bool:
+        """Start the head of the first lane, or put the lane elsewhere. False: it stays where it is."""
+        lane = lanes[0]
+        obstacle = admit(lane.waiting[0]) if lane.waiting else None
+        if obstacle is not None and obstacle == known:
+            return False
+        lanes.popleft()
+        if obstacle is not None:
+            self._blocked.setdefault(obstacle, deque()).append(lane)
+        elif lane.waiting:
+            lane.running = lane.waiting.popleft()
+            heads.append(lane.running)
+            self._waiting_count -= 1
+        else:
+            self._lanes.pop(lane.id, None)
+        return True
 
     def finish(self, received: Received) -> None:
         """The head is done; its lane's next may start."""

@@ -21,8 +21,9 @@ from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
 from towpath.consumer.running import Runner
 from towpath.consumer.settling import GroupCommit
+from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
-from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, due_limit, wake_after
+from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
@@ -78,8 +79,11 @@ class Member:
         )
         watch = StoreWatch(app.name)
         breakers = Breakers(app.handlers, time.monotonic)
-        suspects = Suspects(settings.concurrency, settings.max_deliveries)
-        wake = asyncio.Event()
+        suspects = Suspects(
+            settings.concurrency, settings.max_deliveries, settings.quiet.total_seconds(), time.monotonic
+        )
+        wake, wake_pump = asyncio.Event(), asyncio.Event()
+        slots = Slots(app.handlers, settings, wake=wake_pump, wake_due=wake)
         self._group_commit = GroupCommit(settles, wake.set)
         sync_settles = SyncSettleStore(database.schema, app.name, self.id)
         executor = Executor(
@@ -96,7 +100,6 @@ class Member:
             breakers,
             telemetry,
             lambda seconds: wake_after(wake, seconds),
-            settings.concurrency + due_limit(settings),
         )
         self._roster = Roster(app.name, runner, settles)
         self._pump = Pump(
@@ -111,7 +114,9 @@ class Member:
             roster=self._roster,
             watch=watch,
             suspects=suspects,
+            slots=slots,
             breakers=breakers,
+            wake=wake_pump,
             telemetry=telemetry,
             on_progress=on_progress,
         )
@@ -122,6 +127,7 @@ class Member:
             roster=self._roster,
             watch=watch,
             suspects=suspects,
+            slots=slots,
             breakers=breakers,
             wake=wake,
             on_progress=on_progress,

@@ -17,6 +17,7 @@ from towpath.consumer.intake import Undecodable, read, skipped
 from towpath.consumer.lanes import Lanes, Received
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
+from towpath.consumer.slots import Limit, Slots
 from towpath.consumer.suspects import Suspects
 from towpath.consumer.upkeep import StoreWatch
 from towpath.crashpoints import CrashPoint, crash_point
@@ -64,7 +65,9 @@ class Pump:
         roster: Roster,
         watch: StoreWatch,
         suspects: Suspects,
+        slots: Slots,
         breakers: Breakers,
+        wake: asyncio.Event,
         telemetry: Telemetry,
         on_progress: Callable[[str], None],
     ) -> None:
@@ -79,13 +82,14 @@ class Pump:
         self._roster = roster
         self._watch = watch
         self._suspects = suspects
+        self._slots = slots
         self._breakers = breakers
         self._suspected: list[tuple[Received, int]] = []
         """Heads whose worker died, with the number of starts the next one is."""
         self._telemetry = telemetry
         self._on_progress = on_progress
         self._lanes = Lanes()
-        self._wake = asyncio.Event()
+        self._wake = wake
 
     def release(self, which: Callable[[Received], bool] = lambda _: True) -> None:
         """Give queued messages back to the broker."""
@@ -137,9 +141,8 @@ class Pump:
             now = time.monotonic()
             held_until = self._lanes.release_due(now)
             await self._start_suspects()
-            free = self._settings.concurrency + self._app.batch_room - self._roster.broker_count
-            is_free = free > 0 and not self._suspects.wants_quiet
-            heads = self._lanes.take(min(free, self._settings.claim_batch)) if is_free else []
+            is_quiet = self._suspects.wants_quiet()
+            heads = [] if is_quiet else self._lanes.take(self._settings.claim_batch, self._take_slot)
             if heads:
                 await self._start(heads)
             else:
@@ -159,7 +162,8 @@ class Pump:
                         await self._keep(received)
             except StoreUnavailable as error:
                 self._watch.failed(error)
-            if any(received.received_at < before for received in self._lanes):
+            waiting = (*self._lanes, *(received for received, _ in self._suspected))
+            if any(received.received_at < before for received in waiting):
                 self.release()
 
     async def _keep(self, received: Received) -> None:
@@ -168,14 +172,26 @@ class Pump:
             return
         if self._lanes.is_running(received):  # else it ended meanwhile
             crash_point(CrashPoint.KEPT_BEFORE_ACK)
-            self._finish(received)
+            self._acknowledge(received)
             received.is_acknowledged = True
+
+    def _take_slot(self, received: Received) -> Limit | None:
+        obstacle = self._slots.obstacle(received.work.type)
+        if obstacle is None:
+            self._slots.take(received.work.type)
+            received.slot = received.work.type
+        return obstacle
+
+    def _leave_slot(self, received: Received) -> None:
+        type_, received.slot = received.slot, None
+        if type_ is not None:
+            self._slots.give_back(type_)
 
     async def _start(self, heads: list[Received]) -> None:
         by_id: dict[UUID, Received] = {}
         for received in heads:
             if not self._subscriber.is_current(received.delivery):
-                self._lanes.finish(received)
+                self._drop(received)
             elif received.delivery.death is not None:
                 self._spawn(received, self._ingest(received, received.delivery.death))
             elif received.undecodable is not None:
@@ -248,22 +264,30 @@ class Pump:
                 self._finish(received)
             elif finding.standing is Standing.ABANDONED:
                 self._suspected.append((received, finding.deliveries + 1))
-                self._wake.set()
+                self._leave_slot(received)
             else:
                 self._hold(received, _BUSY_SECONDS)
 
     async def _start_suspects(self) -> None:
         """Take over what dead workers left, as many at once as is safe for their neighbours."""
+        self._suspects.look("broker")
         for suspect in list(self._suspected):
             received, start = suspect
             if suspect not in self._suspected:
                 continue  # given back to the broker while another was taken over
             if not self._subscriber.is_current(received.delivery):
                 self._suspected.remove(suspect)
-                self._lanes.finish(received)
-            elif self._suspects.may_start(start, self._roster.count):
+                self._drop(received)
+            elif self._may_start(received, start):
                 self._suspected.remove(suspect)
+                self._take_slot(received)
                 await self._take_over(received)
+
+    def _may_start(self, suspect: Received, start: int) -> bool:
+        if self._slots.obstacle(suspect.work.type) is not None:
+            return False
+        young_count = self._roster.young_count(self._suspects.quiet_seconds)
+        return self._suspects.may_start(start, young_count, "broker")
 
     async def _take_over(self, received: Received) -> None:
         work = received.work
@@ -292,13 +316,12 @@ class Pump:
 
     def _spawn(self, received: Received, run: Coroutine[Any, Any, None]) -> None:
         start = received.work.deliveries
-        if start > 1:
-            self._suspects.started(start)
+        began_at = self._suspects.started(start)
 
         def on_done() -> None:
-            if start > 1:
-                self._suspects.ended(start)
+            self._suspects.ended(start, began_at)
             self._lanes.make_way(received)  # it was handed back, and may come again
+            self._leave_slot(received)
             self._wake.set()
 
         self._roster.spawn(received.work, run, received=received, on_done=on_done)
@@ -324,13 +347,21 @@ class Pump:
 
     def _finish(self, received: Received) -> None:
         """Its outcome is durable: acknowledge, and let the lane go on."""
-        if received.is_acknowledged:
-            return
+        self._leave_slot(received)
+        if not received.is_acknowledged:
+            self._acknowledge(received)
+
+    def _acknowledge(self, received: Received) -> None:
         self._subscriber.acknowledge([received.delivery])
         self._lanes.finish(received)
         self._wake.set()
 
+    def _drop(self, received: Received) -> None:
+        """It is not this member's any more."""
+        self._leave_slot(received)
+        self._lanes.finish(received)
+
     def _hold(self, received: Received, seconds: float) -> None:
-        if received.is_acknowledged:
-            return  # the database holds it
-        self._lanes.hold(received, time.monotonic() + seconds)
+        self._leave_slot(received)
+        if not received.is_acknowledged:  # else the database holds it
+            self._lanes.hold(received, time.monotonic() + seconds)

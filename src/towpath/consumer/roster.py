@@ -1,7 +1,9 @@
 """What a worker runs at this moment, and how it is let end, cancelled or handed back."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,6 +19,13 @@ GRACE_SECONDS: Final = 2.0
 log = event_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    task: asyncio.Task[None]
+    received: Received | None
+    began_at: float
+
+
 class Roster:
     """One task per message that runs, whether the broker or the database started it."""
 
@@ -24,26 +33,19 @@ class Roster:
         self._group = group
         self._runner = runner
         self._settles = settles
-        self._tasks: dict[Work, tuple[asyncio.Task[None], Received | None]] = {}
-        self.due_count = 0
-        """Started from the database."""
+        self._tasks: dict[Work, _Run] = {}
         self._strays: set[Claim] = set()
         self.broke: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with the error of a run that no outcome covers: a bug, which ends the worker."""
 
-    @property
-    def count(self) -> int:
-        """Everything that runs."""
-        return len(self._tasks)
-
-    @property
-    def broker_count(self) -> int:
-        """Started by the broker's messages."""
-        return len(self._tasks) - self.due_count
+    def young_count(self, seconds: float) -> int:
+        """How many of those that run began within the last seconds."""
+        after = time.monotonic() - seconds
+        return sum(run.began_at > after for run in self._tasks.values())
 
     def received(self) -> list[Received]:
         """What runs and came by the broker."""
-        return [received for _, received in self._tasks.values() if received is not None]
+        return [run.received for run in self._tasks.values() if run.received is not None]
 
     def spawn(
         self,
@@ -55,12 +57,10 @@ class Roster:
     ) -> None:
         """Run it on its own; `received` is None for work from the database."""
         task = asyncio.create_task(run)
-        self._tasks[work] = (task, received)
-        self.due_count += received is None
+        self._tasks[work] = _Run(task, received, time.monotonic())
 
         def forget(ended: asyncio.Task[None]) -> None:
             del self._tasks[work]
-            self.due_count -= received is None
             error = None if ended.cancelled() else ended.exception()
             if error is not None and not self.broke.done():
                 self.broke.set_exception(error)
@@ -70,15 +70,15 @@ class Roster:
 
     def cancel(self, task_id: UUID) -> None:
         """Somebody wants this task CANCELLED; a handler that settles already is left alone."""
-        for work, (task, _) in list(self._tasks.items()):
+        for work, run in list(self._tasks.items()):
             if work.id == task_id and self._runner.cancel(work):
-                task.cancel()
+                run.task.cancel()
 
     async def finish(
         self, patience_seconds: float, which: Callable[[Received | None], bool] = lambda _: True
     ) -> None:
         """Let them end; hand back unspent those still in a handler, let settling ones try their token."""
-        tasks = {work: task for work, (task, received) in self._tasks.items() if which(received)}
+        tasks = {work: run.task for work, run in self._tasks.items() if which(run.received)}
         if tasks:
             await asyncio.wait(tasks.values(), timeout=patience_seconds)
         await self._hand_back({work: task for work, task in tasks.items() if not task.done()})
@@ -114,7 +114,7 @@ class Roster:
 
     async def cancel_all(self) -> None:
         """Nothing runs on."""
-        await cancel([task for task, _ in list(self._tasks.values())])
+        await cancel([run.task for run in list(self._tasks.values())])
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -58,7 +58,6 @@ class Runner:
         breakers: Breakers,
         telemetry: Telemetry,
         wake_due_after: Callable[[float], None],
-        concurrency: int,
     ) -> None:
         self._app = app
         self._claims = claims
@@ -71,13 +70,6 @@ class Runner:
         self._report = Report(app.name, telemetry)
         self._wake_due_after = wake_due_after
         self._phases: dict[Work, _Phase] = {}
-        shared = asyncio.Semaphore(concurrency)
-        self._slots = {
-            type_: shared if handler.concurrency is None else asyncio.Semaphore(handler.concurrency)
-            for type_, handler in app.handlers.items()
-            if handler.batch is None
-        }
-        """Batches have room of their own, which must not become handlers that run one by one."""
 
     async def run(self, work: Work, max_deliveries: int, delivery: Delivery | None) -> bool:
         """Handle and settle. True: the outcome is durable, its broker message may be acknowledged.
@@ -120,12 +112,8 @@ class Runner:
             return Failed(_exhausted_deliveries(work.deliveries - 1), 0)
         if work.is_cancel_requested:
             return Failed(_CANCELLED, 0)
-        slot = self._slots.get(work.type)
         try:
-            if slot is None:
-                return await self._executor.execute(work)
-            async with slot:
-                return await self._executor.execute(work)
+            return await self._executor.execute(work)
         except asyncio.CancelledError:
             if self._phases[work] is not _Phase.CANCELLED:
                 raise

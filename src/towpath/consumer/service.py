@@ -73,7 +73,12 @@ def run(app: App, settings: Settings) -> None:
 
 
 async def _run(app: App, settings: Settings) -> None:
-    database = Database(settings.database_url.get_secret_value(), schema=settings.schema_name)
+    database = Database(
+        settings.database_url.get_secret_value(),
+        schema=settings.schema_name,
+        session_count=settings.worker.sessions,
+        lease_seconds=settings.worker.lease.total_seconds(),
+    )
     consumer = Consumer(
         app,
         database,

@@ -1,57 +1,96 @@
-"""Messages whose worker died: run few of them together, so that a killer takes few with it. Pure.
+"""Messages whose worker died: few of them run together, so that a killer takes few with it. Clock given.
 
-With d starts and no outcome at most concurrency / 4^(d-1) run together; the last permitted start
-runs alone. So a handler that kills its process reaches the catalog and its neighbours do not.
+With d starts and no outcome at most concurrency / 4^(d-1) run together. The last permitted start decides
+whether a message is a killer, so nobody who could be one runs beside it: it begins when nothing runs that
+began within the last `quiet` seconds, and nothing begins until it ended or has run as long itself. So a
+handler that kills its process reaches the catalog and its neighbours do not; and a worker full of
+handlers that run for hours neither waits for them nor stands still.
 """
 
 from collections import Counter
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 _FACTOR: Final = 4
 _MAX_EXPONENT: Final = 16
+
+Asker: TypeAlias = Literal["broker", "database"]
 
 
 class Suspects:
     """Who may start now, by the number of starts this one would be."""
 
-    def __init__(self, concurrency: int, max_deliveries: int) -> None:
+    def __init__(
+        self, concurrency: int, max_deliveries: int, quiet_seconds: float, clock: Callable[[], float]
+    ) -> None:
         self._concurrency = concurrency
         self._max_deliveries = max_deliveries
+        self._clock = clock
+        self.quiet_seconds = quiet_seconds
+        """Whoever runs for so long is taken for harmless."""
         self._running: Counter[int] = Counter()
-        self._is_alone = False
-        self._waits_for_quiet = False
+        self._askers: set[Asker] = set()
+        """Who has a last start that waits for quiet."""
+        self._alone_until: float | None = None
+        """Until then the last start that began last is watched; None: in this quiet there was none."""
+        self._quiet_since: float | None = None
+        self._open_until = clock()
+        """It was quiet until now: everybody else has as long a turn."""
 
     def limit(self, start: int) -> int:
         """How many messages in their `start`-th start may run together."""
         divisor: int = _FACTOR ** min(start - 1, _MAX_EXPONENT)
         return max(1, self._concurrency // divisor)
 
-    def may_start(self, start: int, others_count: int) -> bool:
-        """Whether a message may start for the `start`-th time beside `others_count` running ones.
+    def look(self, asker: Asker) -> None:
+        """Somebody looks anew at what is to start: what it asked for before may be gone."""
+        self._askers.discard(asker)
+
+    def may_start(self, start: int, young_count: int, asker: Asker) -> bool:
+        """Whether a message may start for the `start`-th time beside `young_count` that began of late.
 
         Asking for a last start asks for quiet: nothing else should be started meanwhile. Beyond the
         last nothing runs, it only has to be buried.
         """
         if start > self._max_deliveries:
             return True
-        if start == self._max_deliveries:
-            self._waits_for_quiet = others_count > 0 and not self._is_alone
-            return others_count == 0 and not self._is_alone
-        return self._running[start] < self.limit(start)
+        if start < self._max_deliveries:
+            return self._running[start] < self.limit(start)
+        now = self._clock()
+        if now < self._open_until or self._is_quiet_over(now):
+            return False
+        if self._quiet_since is None:
+            self._quiet_since = now
+        if young_count:
+            self._askers.add(asker)
+            return False
+        return True
 
-    def started(self, start: int) -> None:
-        """It runs."""
+    def _is_quiet_over(self, now: float) -> bool:
+        """Whether it was quiet for long enough. The first last start of a quiet is always waited for."""
+        since = self._quiet_since
+        return since is not None and self._alone_until is not None and now - since >= self.quiet_seconds
+
+    def started(self, start: int) -> float:
+        """It runs. Returns when it began, for `ended`."""
+        now = self._clock()
         self._running[start] += 1
-        if start == self._max_deliveries:
-            self._is_alone, self._waits_for_quiet = True, False
+        if start == self._max_deliveries > 1:
+            self._alone_until = now + self.quiet_seconds
+        return now
 
-    def ended(self, start: int) -> None:
+    def ended(self, start: int, began_at: float) -> None:
         """It ended, or was taken back."""
         self._running[start] -= 1
-        if start == self._max_deliveries:
-            self._is_alone = False
+        if start == self._max_deliveries and self._alone_until == began_at + self.quiet_seconds:
+            self._alone_until = min(self._alone_until, self._clock())  # else another one is watched
 
-    @property
     def wants_quiet(self) -> bool:
-        """Whether one runs alone, or waits to: start nothing else."""
-        return self._is_alone or self._waits_for_quiet
+        """Whether a last start is watched, or waits for its turn: start nothing else."""
+        now = self._clock()
+        if self._askers or (self._alone_until is not None and now < self._alone_until):
+            return True
+        if self._quiet_since is not None:
+            self._open_until = now + (now - self._quiet_since)
+            self._quiet_since = self._alone_until = None
+        return False

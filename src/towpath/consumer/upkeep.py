@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +12,7 @@ from towpath.backoff import parse_duration
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
+from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
@@ -65,12 +67,14 @@ class DueLoop:
         roster: Roster,
         watch: StoreWatch,
         suspects: Suspects,
+        slots: Slots,
         breakers: Breakers,
         wake: asyncio.Event,
         on_progress: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._suspects = suspects
+        self._slots = slots
         self._breakers = breakers
         self._claims = claims
         self._runner = runner
@@ -83,69 +87,82 @@ class DueLoop:
         """Poll until cancelled: often while rows come, seldom when idle, at once on a hint."""
         shortest = self._settings.due_poll_min.total_seconds()
         longest = self._settings.due_poll_max.total_seconds()
-        limit = due_limit(self._settings)
         interval = shortest
         while True:
             self._wake.clear()
             self._on_progress("due")
-            free = limit - self._roster.due_count
-            is_free = free > 0 and (not self._suspects.wants_quiet or self._roster.count == 0)
-            started = await self._start(min(free, _DUE_BATCH)) if is_free else 0
+            free = self._slots.due_room
+            started = await self._look(min(free, _DUE_BATCH)) if free > 0 else 0
+            if free <= 0:
+                self._slots.break_promises()
             interval = shortest if started else min(interval * 2, longest)
             if not started or started >= free:
                 await wait_for(self._wake, interval * (0.75 + random.random() / 2))
 
-    async def _start(self, limit: int) -> int:
+    async def _look(self, limit: int) -> int:
+        promised = self._slots.promise()
+        admitted: Counter[str] = Counter()
         try:
-            closed = self._breakers.closed_types()
-            works = await self._claims.start_due(limit, without=closed, may_start=self._admission())
+            started = await self._start(limit, admitted)
         except StoreUnavailable as error:
             self._watch.failed(error)
-            return 0
-        self._watch.answered()
+            started = Counter()
+        else:
+            self._watch.answered()
+        finally:
+            self._slots.redeem(promised)
+        for type_ in (admitted - started).elements():
+            self._slots.give_back_due(type_)
+        return started.total()
+
+    async def _start(self, limit: int, admitted: Counter[str]) -> Counter[str]:
+        """Types of what started; `admitted` are those that were given a slot for it."""
+        without = {*self._breakers.closed_types(), *self._slots.full_types()}
+        works = await self._claims.start_due(limit, without=without, may_start=self._admission(admitted))
         for work in works:
             crash_point(CrashPoint.DUE_STARTED)
             self._spawn(work)
-        return len(works)
+        return Counter(work.type for work in works)
 
-    def _admission(self) -> Callable[[str, int], bool]:
+    def _admission(self, admitted: Counter[str]) -> Callable[[str, int], bool]:
         """Who may start in this round: whoever never lost a worker, one suspect of each kind, one probe."""
-        admitted: set[int | str] = set()
+        suspected: set[int] = set()
+        self._suspects.look("database")
 
         def may_start(type_: str, start: int) -> bool:
-            if self._breakers.is_open(type_):
-                if type_ in admitted:
-                    return False
-                admitted.add(type_)
-            if start <= 1:
-                return not self._suspects.wants_quiet
-            if start in admitted or not self._suspects.may_start(start, self._roster.count):
+            if admitted[type_] and self._breakers.is_open(type_):
                 return False
-            admitted.add(start)
+            if start <= 1 and self._suspects.wants_quiet():
+                return False
+            if start in suspected or not self._slots.has_due(type_):
+                return False
+            if start > 1:
+                if not self._suspects.may_start(start, self._young_count(), "database"):
+                    return False
+                suspected.add(start)
+            self._slots.take_due(type_)
+            admitted[type_] += 1
             return True
 
         return may_start
 
+    def _young_count(self) -> int:
+        return self._roster.young_count(self._suspects.quiet_seconds)
+
     def _spawn(self, work: Work) -> None:
         self._breakers.started(work.type)
         start = work.deliveries
-        if start > 1:
-            self._suspects.started(start)
+        began_at = self._suspects.started(start)
 
         def on_done() -> None:
-            if start > 1:
-                self._suspects.ended(start)
+            self._suspects.ended(start, began_at)
+            self._slots.give_back_due(work.type)
             self._wake.set()
 
         self._roster.spawn(work, self._run(work), received=None, on_done=on_done)
 
     async def _run(self, work: Work) -> None:
         await self._runner.run(work, self._settings.max_deliveries, None)
-
-
-def due_limit(settings: WorkerSettings) -> int:
-    """How many handlers may run from the database, beside those of the broker's messages."""
-    return max(1, settings.concurrency // 4)
 
 
 def wake_after(wake: asyncio.Event, seconds: float) -> None:

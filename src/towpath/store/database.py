@@ -16,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from towpath.errors import MissingExtra, StoreUnavailable
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 
+SPARE_SESSIONS: Final = 10
+"""Beside those of transactional handlers: for batches, and for calls that end in a transaction."""
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "25006")
 
 PLANNER_PINS: Final = {
@@ -64,6 +66,7 @@ def store_errors() -> Iterator[None]:
 class Database:
     """One process's connections: a pool for the engines' statements, an engine for handlers.
 
+    `session_count` transactional handlers find a session free at any time, with a few to spare.
     `url` is `postgresql://user:password@host:port/database`; a `+driver` suffix is ignored.
     """
 
@@ -73,6 +76,7 @@ class Database:
         *,
         schema: str = DEFAULT_SCHEMA,
         pool_size: int = 10,
+        session_count: int = 20,
         command_timeout_seconds: float = 30,
         lease_seconds: float = 30,
     ) -> None:
@@ -80,6 +84,7 @@ class Database:
         self.url = plain_url(url)
         self.schema = schema
         self._pool_size = pool_size
+        self._session_count = session_count
         self._command_timeout = command_timeout_seconds
         self._pool: asyncpg.Pool[Any] | None = None
         self._lease_seconds = lease_seconds
@@ -124,8 +129,8 @@ class Database:
         if self._engine is None:
             self._engine = create_async_engine(
                 sqlalchemy_url(self.url),
-                pool_size=self._pool_size,
-                max_overflow=self._pool_size,
+                pool_size=self._session_count,
+                max_overflow=SPARE_SESSIONS,
                 connect_args={"server_settings": self._handler_settings},
             )
         return self._engine
@@ -139,8 +144,8 @@ class Database:
                     raise MissingExtra("psycopg", "a transactional handler that is a plain function")
                 self._sync_engine = create_engine(
                     sqlalchemy_url(self.url, "psycopg"),
-                    pool_size=self._pool_size,
-                    max_overflow=self._pool_size,
+                    pool_size=self._session_count,
+                    max_overflow=SPARE_SESSIONS,
                     connect_args={
                         "options": " ".join(f"-c {k}={v}" for k, v in self._handler_settings.items())
                     },

@@ -1,0 +1,147 @@
+"""Slots: how many may run at once, all together and of each kind. Pure.
+
+A message without a slot waits in its lane and is not claimed, so that it takes no place from others:
+a handler with a low `concurrency` holds up nobody but itself. A transactional handler keeps a database
+session for as long as it runs, so no more of them start than there are sessions. Work from the database
+has slots of its own beside those of the broker's messages; what both want alike, a handler's own slots
+and the sessions, is promised to the database in turn, or a backlog at the broker would keep it waiting.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from towpath.handlers import Effect, Handler
+from towpath.settings import WorkerSettings
+
+_BATCHES: Final = 2
+"""One batch of a handler runs while the next is collected."""
+
+
+@dataclass(slots=True, eq=False)
+class Limit:
+    """So many at once."""
+
+    size: int
+    taken: int = 0
+    is_promised: bool = False
+    """The next one that frees is not for the broker's messages."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is left."""
+        return self.taken >= self.size
+
+
+class Slots:
+    """The limits of one worker, and what is taken of them."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        settings: WorkerSettings,
+        *,
+        wake: asyncio.Event,
+        wake_due: asyncio.Event,
+    ) -> None:
+        self._wake = wake
+        self._wake_due = wake_due
+        self._worker = Limit(settings.concurrency)
+        self._due = Limit(settings.due_concurrency)
+        sessions = Limit(settings.sessions)
+        self._own = {type_: tuple(_own(handler, sessions)) for type_, handler in handlers.items()}
+        self._batches = {type_ for type_, handler in handlers.items() if handler.batch is not None}
+        """They have room of their own, which must not become handlers that run one by one."""
+        self._shared = {limit for limits in self._own.values() for limit in limits}
+        """What broker and database both want."""
+
+    def obstacle(self, type_: str) -> Limit | None:
+        """What one of the broker's messages would have to wait for; None: there is a slot."""
+        for limit in self._own.get(type_, ()):
+            if limit.taken + limit.is_promised >= limit.size:
+                return limit
+        return self._worker if self._worker.is_full and type_ not in self._batches else None
+
+    def take(self, type_: str) -> None:
+        """Take a slot that is there."""
+        if type_ not in self._batches:
+            self._worker.taken += 1
+        for limit in self._own.get(type_, ()):
+            limit.taken += 1
+
+    def give_back(self, type_: str) -> None:
+        """It ended, or could not start."""
+        if type_ not in self._batches:
+            self._worker.taken -= 1
+        self._give_back_own(type_)
+
+    @property
+    def due_room(self) -> int:
+        """How many more may start from the database."""
+        return self._due.size - self._due.taken
+
+    def has_due(self, type_: str) -> bool:
+        """Whether there is a slot for work from the database."""
+        return not any(limit.is_full for limit in (self._due, *self._own.get(type_, ())))
+
+    def take_due(self, type_: str) -> None:
+        """Take a slot that is there."""
+        for limit in (self._due, *self._own.get(type_, ())):
+            limit.taken += 1
+
+    def give_back_due(self, type_: str) -> None:
+        """It ended, or could not start."""
+        self._due.taken -= 1
+        self._give_back_own(type_)
+
+    def _give_back_own(self, type_: str) -> None:
+        for limit in self._own.get(type_, ()):
+            limit.taken -= 1
+            if limit.is_promised:
+                self._wake_due.set()
+        self._wake.set()
+
+    def promise(self) -> set[Limit]:
+        """Before a look at the database: promise it the next slot where none is left. What it may use now."""
+        kept = {limit for limit in self._shared if limit.is_promised and not limit.is_full}
+        for limit in self._shared:
+            limit.is_promised = limit.is_promised or limit.is_full
+        return kept
+
+    def redeem(self, promised: set[Limit]) -> None:
+        """After the look: what it did not use is for everybody again."""
+        for limit in promised:
+            limit.is_promised = False
+        if promised:
+            self._wake.set()
+
+    def break_promises(self) -> None:
+        """Nothing starts from the database for now."""
+        self.redeem({limit for limit in self._shared if limit.is_promised})
+
+    def full_types(self) -> list[str]:
+        """Types of which nothing may start from the database now."""
+        return [type_ for type_ in self._own if not self.has_due(type_)]
+
+
+def _own(handler: Handler, sessions: Limit) -> Iterator[Limit]:
+    if handler.batch is not None:
+        yield Limit(_BATCHES * handler.batch.max_size)
+        return
+    if handler.concurrency is not None:
+        yield Limit(handler.concurrency)
+    if handler.effect is Effect.TRANSACTIONAL:
+        yield sessions
+
+
+def session_problems(handlers: Mapping[str, Handler], settings: WorkerSettings) -> list[str]:
+    """Handlers that may never run as often at once as they say, one line each."""
+    return [
+        f"{handler.name}: concurrency={handler.concurrency} needs as many database sessions, "
+        f"TOWPATH_WORKER__SESSIONS is {settings.sessions}: raise it, or lower the concurrency"
+        for handler in handlers.values()
+        if handler.effect is Effect.TRANSACTIONAL
+        and handler.concurrency is not None
+        and handler.concurrency > settings.sessions
+    ]

@@ -1,0 +1,64 @@
+"""Messages whose worker died: started again few at a time, the last time watched."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.integration.engine import Engine, Note, Posted, bench, depot, until
+
+
+async def left_by_a_dead_worker(engine: Engine, number: int, *, deliveries: int, held_by: str) -> UUID:
+    """A message that was started so often, the last time by a worker that died."""
+    id_ = await engine.publish(Posted(f"k{number}", number))
+    await engine.db.execute(
+        "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, held_by,"
+        " worker, token, deliveries, payload, content_type) values ('depot', $1, 'parcel.posted', 'event',"
+        " 'parcels', $2, $2, 'RUNNING', $3, gen_random_uuid(), gen_random_uuid(), $4,"
+        " convert_to($5, 'UTF8'), 'application/json')",
+        id_,
+        f"k{number}",
+        held_by,
+        deliveries,
+        f'{{"parcel": "k{number}", "number": {number}}}',
+    )
+    return id_
+
+
+@pytest.mark.parametrize("held_by", ["broker", "database"])
+async def test_the_last_start_waits_for_nothing_that_runs_for_long_and_keeps_nothing_waiting_for_long(
+    migrated_url: str, held_by: str
+) -> None:
+    """C19: beside what has proven harmless, and until it has run as long itself."""
+    app, go, story = depot(ordering="none"), asyncio.Event(), list[Any]()
+
+    @app.idempotent(timeout="1h")
+    async def sort(parcel: Posted) -> None:
+        story.append(parcel.number)
+        if parcel.number:
+            await go.wait()
+
+    @app.idempotent(timeout="1h")
+    async def read(note: Note) -> None:
+        story.append("note")
+        if note.number:
+            await go.wait()
+
+    quiet = timedelta(seconds=2)
+    async with bench(app, migrated_url, max_deliveries=3, quiet=quiet) as engine, engine.member():
+        long = [await engine.publish(Note(number)) for number in range(1, 4)]
+        await until(lambda: story == ["note"] * 3)
+        last = await left_by_a_dead_worker(engine, 7, deliveries=2, held_by=held_by)
+        await until(lambda: story[3:] == [7])
+        waiting = [await engine.publish(Note()) for _ in range(3)]
+        assert await engine.state(last) == "RUNNING"
+        assert story[3:] == [7], "nothing starts beside it at first"
+        for id_ in waiting:
+            await engine.reaches(id_, "SUCCEEDED")
+        assert story[3:] == [7, "note", "note", "note"]
+        assert [await engine.state(id_) for id_ in (last, *long)] == ["RUNNING"] * 4
+        go.set()
+        for id_ in (last, *long):
+            await engine.reaches(id_, "SUCCEEDED")

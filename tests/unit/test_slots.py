@@ -1,0 +1,176 @@
+"""Slots: what may run at once, and who waits for whom."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from towpath.app import App
+from towpath.consumer.slots import Slots, session_problems
+from towpath.context import Batch, Tx
+from towpath.messages import event
+from towpath.settings import WorkerSettings
+
+
+@event("slots.plain", destination="slots")
+@dataclass(frozen=True)
+class Plain:
+    number: int = 0
+
+
+@event("slots.narrow", destination="slots")
+@dataclass(frozen=True)
+class Narrow:
+    number: int = 0
+
+
+@event("slots.stored", destination="slots")
+@dataclass(frozen=True)
+class Stored:
+    number: int = 0
+
+
+@event("slots.kept", destination="slots")
+@dataclass(frozen=True)
+class Kept:
+    number: int = 0
+
+
+@event("slots.counted", destination="slots")
+@dataclass(frozen=True)
+class Counted:
+    number: int = 0
+
+
+def group() -> App:
+    app = App("slots")
+
+    @app.idempotent()
+    async def plain(message: Plain) -> None: ...
+
+    @app.idempotent(concurrency=2)
+    async def narrow(message: Narrow) -> None: ...
+
+    @app.transactional()
+    async def stored(message: Stored, tx: Tx) -> None: ...
+
+    @app.transactional(concurrency=3)
+    async def kept(message: Kept, tx: Tx) -> None: ...
+
+    @app.batch(max_size=4)
+    async def counted(batch: Batch[Counted], tx: Tx) -> None: ...
+
+    return app
+
+
+class Board(Slots):
+    """Slots and their two signals."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.wakes, self.wakes_due = asyncio.Event(), asyncio.Event()
+        settings = WorkerSettings(**({"concurrency": 8, "sessions": 4} | changes))
+        super().__init__(group().handlers, settings, wake=self.wakes, wake_due=self.wakes_due)
+
+    def fill(self, type_: str) -> int:
+        """As many as there are slots."""
+        count = 0
+        while self.obstacle(type_) is None:
+            self.take(type_)
+            count += 1
+        return count
+
+    def fill_due(self, type_: str) -> int:
+        """The same from the database."""
+        count = 0
+        while self.has_due(type_):
+            self.take_due(type_)
+            count += 1
+        return count
+
+
+@pytest.mark.parametrize(
+    ("type_", "count"),
+    [("plain", 8), ("narrow", 2), ("stored", 4), ("kept", 3), ("counted", 8), ("unheard_of", 8)],
+)
+def test_each_kind_has_its_bound(type_: str, count: int) -> None:
+    """A handler's own; the sessions for transactional ones; two batches; the worker's for all others."""
+    assert Board().fill(f"slots.{type_}") == count
+
+
+def test_what_has_no_slot_takes_none_from_others() -> None:
+    board = Board()
+    board.fill("slots.narrow")
+    board.fill("slots.stored")
+    assert board.fill("slots.plain") == 2, "8 at once, of which 2 and 4 are taken"
+    assert board.fill("slots.counted") == 8, "batches have room of their own"
+
+
+def test_transactional_handlers_share_the_sessions() -> None:
+    board = Board()
+    board.fill("slots.kept")
+    assert board.fill("slots.stored") == 1
+
+
+def test_a_slot_that_is_given_back_is_there_again_and_wakes_who_waits() -> None:
+    board = Board()
+    board.fill("slots.kept")
+    assert not board.wakes.is_set()
+    board.give_back("slots.kept")
+    assert board.wakes.is_set()
+    assert not board.wakes_due.is_set()
+    assert board.fill("slots.kept") == 1
+
+
+def test_work_from_the_database_has_slots_beside_those_of_the_broker() -> None:
+    board = Board()
+    board.fill("slots.plain")
+    assert (board.due_room, board.fill_due("slots.plain"), board.due_room) == (2, 2, 0)
+    board.give_back_due("slots.plain")
+    assert board.due_room == 1
+
+
+def test_a_bound_of_a_kind_holds_over_both() -> None:
+    board = Board()
+    board.fill("slots.narrow")
+    assert not board.has_due("slots.narrow")
+    assert board.full_types() == ["slots.narrow"]
+
+
+def test_a_backlog_at_the_broker_does_not_keep_the_database_waiting() -> None:
+    """The next slot that frees is promised to it, for one look."""
+    board = Board()
+    board.fill("slots.narrow")
+    board.redeem(board.promise())
+    board.give_back("slots.narrow")
+    assert board.wakes_due.is_set()
+    assert board.obstacle("slots.narrow") is not None
+    promised = board.promise()
+    assert board.obstacle("slots.narrow") is not None, "until it has looked"
+    assert board.fill_due("slots.narrow") == 1
+    board.redeem(promised)
+    board.give_back_due("slots.narrow")
+    assert board.fill("slots.narrow") == 1
+
+
+@pytest.mark.parametrize("is_looked", [True, False])
+def test_a_promise_that_is_not_needed_is_given_up(is_looked: bool) -> None:
+    board = Board()
+    board.fill("slots.narrow")
+    board.redeem(board.promise())
+    board.give_back("slots.narrow")
+    if is_looked:
+        board.redeem(board.promise())
+    else:
+        board.break_promises()
+    assert board.obstacle("slots.narrow") is None
+
+
+def test_more_concurrency_than_sessions_is_a_mistake_that_says_what_to_do() -> None:
+    handlers = group().handlers
+    assert session_problems(handlers, WorkerSettings(sessions=3)) == []
+    (problem,) = session_problems(handlers, WorkerSettings(sessions=2))
+    assert problem == (
+        "kept: concurrency=3 needs as many database sessions, TOWPATH_WORKER__SESSIONS is 2: "
+        "raise it, or lower the concurrency"
+    )
