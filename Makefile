@@ -6,11 +6,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-CODE := $(wildcard src outbox_relay consumers tests benchmarks examples)
+CODE := $(wildcard src outbox_relay consumers tests benchmarks examples compose)
 COMPILE := uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header \
 	--no-emit-index-url --no-emit-find-links
 COMPILE_DEV := $(COMPILE) --all-extras --group dev pyproject.toml
 COMPILE_BOOTSTRAP := $(COMPILE) -c requirements/dev.txt requirements/bootstrap.in
+COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
+COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
 .PHONY: install format check static lock-check unit lock services test demo bench clean
@@ -44,7 +46,9 @@ lock-check: install
 	cp requirements/dev.txt requirements/bootstrap.txt "$$dir"; \
 	$(BIN)/$(COMPILE_DEV) -o "$$dir/dev.txt"; \
 	$(BIN)/$(COMPILE_BOOTSTRAP) -o "$$dir/bootstrap.txt"; \
-	for lock in dev bootstrap; do \
+	$(BIN)/$(COMPILE_BUILD) -o "$$dir/build.txt"; \
+	$(BIN)/$(COMPILE_RUNTIME) -o "$$dir/runtime.txt"; \
+	for lock in dev bootstrap build runtime; do \
 		cmp -s requirements/$$lock.txt "$$dir/$$lock.txt" \
 			|| { echo "requirements/$$lock.txt is stale, run: make lock" >&2; exit 1; }; \
 	done
@@ -57,6 +61,8 @@ lock:
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	$(BIN)/$(COMPILE_DEV) $(if $(UPGRADE),--upgrade) -o requirements/dev.txt
 	$(BIN)/$(COMPILE_BOOTSTRAP) -o requirements/bootstrap.txt
+	$(BIN)/$(COMPILE_BUILD) -o requirements/build.txt
+	$(BIN)/$(COMPILE_RUNTIME) -o requirements/runtime.txt
 
 services: install
 	$(BIN)/python -m towpath.testing.services install
