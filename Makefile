@@ -76,6 +76,7 @@ demo: install
 
 bench: install
 	$(BIN)/python -m benchmarks relay --quick
+	$(BIN)/python -m benchmarks consumer --quick
 	$(BIN)/python -m benchmarks e2e --quick
 
 clean:

@@ -1,24 +1,52 @@
-"""python -m benchmarks relay|e2e [--quick] [--json]"""
+"""python -m benchmarks relay|consumer|e2e [--quick] [--json] [--rounds N] [--cells a,b]"""
 
 import argparse
 import asyncio
 import importlib
+import json
+import logging
 import sys
+from pathlib import Path
 
-BENCHMARKS = ("relay", "e2e")
+from benchmarks.report import markdown
+
+BENCHMARKS = ("relay", "consumer", "e2e")
 
 
 def main() -> int:
-    """0 when every cell verified what it counted, 1 when one is void."""
+    """0 when every cell verified what it counted, 1 when one is void, 2 for arguments it cannot use."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--quick", action="store_true", help="a sanity pass in about a minute")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--rounds", type=int, help="alternating rounds (default 5, quick 1)")
+    parser.add_argument("--cells", help="some of its cells, separated by commas")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: print the table for docs/performance.md from what --json printed",
+    )
     options = parser.parse_args()
+    if options.markdown:
+        lines = [line for path in options.markdown for line in path.read_text().splitlines() if line]
+        print(markdown(json.loads(line) for line in lines))
+        return 0
     module = importlib.import_module(f"benchmarks.{options.benchmark}")
+    known = getattr(module, "CELLS", ())
+    chosen = options.cells.split(",") if options.cells else known
+    if unknown := sorted(set(chosen) - set(known)):
+        parser.error(
+            f"{options.benchmark} has no cell {', '.join(unknown)}; it has: {', '.join(known) or 'one'}"
+        )
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
     rounds = options.rounds or (1 if options.quick else 5)
-    return 0 if asyncio.run(module.main(quick=options.quick, as_json=options.json, rounds=rounds)) else 1
+    arguments = {"cells": chosen} if known else {}
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries on topics that are just made
+    run = module.main(quick=options.quick, as_json=options.json, rounds=rounds, **arguments)
+    return 0 if asyncio.run(run) else 1
 
 
 if __name__ == "__main__":

@@ -1,28 +1,42 @@
-"""CPU of processes with everything below them, and cells of a table of results."""
+"""What one subject did in a round, and the statistics of its rounds."""
 
-import json
 import statistics
-import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 
-def tree_cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its living descendants and what those have reaped."""
+def _tree(pid: int) -> list[psutil.Process]:
     try:
         root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
+        return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0.0
+        return []
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its living descendants and what those have reaped."""
     total = 0.0
-    for process in processes:
+    for process in _tree(pid):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
         total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def tree_rss_mb(pid: int) -> float:
+    """Resident memory of a process and its living descendants; shared pages count in each."""
+    total = 0.0
+    for process in _tree(pid):
+        try:
+            total += process.memory_info().rss / 2**20
+        except psutil.NoSuchProcess:
+            continue
     return total
 
 
@@ -44,14 +58,61 @@ class CpuMeter:
 
 @dataclass
 class Sample:
-    """One subject in one round."""
+    """One subject in one round. None: it does not apply there."""
 
-    messages_per_s: float
+    messages_per_s: float | None
     cpu_s_per_million: dict[str, float]
-    rss_mb: float
-    first_message_s: float
+    rss_mb: float | None
+    first_message_s: float | None
     is_void: bool
     note: str = ""
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    wal_bytes_per_message: float | None = None
+
+
+def difference(produced: Collection[object], processed: Sequence[object]) -> str:
+    """What a run did that it should not have done; empty when every message was processed exactly once."""
+    counts = Counter(processed)
+    wanted = set(produced)
+    faults = {
+        "missing": len(wanted - counts.keys()),
+        "never produced": len(counts.keys() - wanted),
+        "more than once": sum(count > 1 for count in counts.values()),
+    }
+    return ", ".join(f"{count} {fault}" for fault, count in faults.items() if count)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The least value that `share` of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]
+
+
+def rate_ratio(mine: Sample, other: Sample) -> float:
+    """How many times the other's rate."""
+    return (mine.messages_per_s or 0.0) / (other.messages_per_s or float("inf"))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a cell has to reach in the median of the rounds."""
+
+    text: str
+    limit: float
+    value: Callable[[Sample, Sample], float] = rate_ratio
+    is_ceiling: bool = False
+
+    def facts(self, pairs: Iterable[tuple[Sample, Sample]]) -> dict[str, object]:
+        """The value, its range and whether it is met."""
+        values = [self.value(mine, other) for mine, other in pairs]
+        median = statistics.median(values)
+        return {
+            "target": self.text,
+            "value": round(median, 2),
+            "range": [round(min(values), 2), round(max(values), 2)],
+            "is_met": median <= self.limit if self.is_ceiling else median >= self.limit,
+        }
 
 
 @dataclass
@@ -61,6 +122,7 @@ class Cell:
     cell: str
     subject: str
     samples: list[Sample] = field(default_factory=list)
+    targets: Sequence[Target] = ()
 
     @property
     def is_void(self) -> bool:
@@ -68,52 +130,45 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        return statistics.median(sample.messages_per_s for sample in self.samples)
+        return statistics.median(sample.messages_per_s or 0.0 for sample in self.samples)
 
-    def facts(self, floor: "Cell") -> dict[str, object]:
+    def facts(self, floor: "Cell | None") -> dict[str, Any]:
         """The line that is printed. Ratios are taken round by round."""
-        pairs = zip(self.samples, floor.samples, strict=True)
-        ratios = [mine.messages_per_s / other.messages_per_s for mine, other in pairs]
-        names = self.samples[0].cpu_s_per_million
+        pairs = [] if floor is None else list(zip(self.samples, floor.samples, strict=True))
+        has_rates = all(mine.messages_per_s and other.messages_per_s for mine, other in pairs)
+        ratios = [rate_ratio(mine, other) for mine, other in pairs] if has_rates else []
         cpu = {
             name: round(statistics.median(sample.cpu_s_per_million[name] for sample in self.samples), 1)
-            for name in names
+            for name in self.samples[0].cpu_s_per_million
         }
         return {
             "cell": self.cell,
             "subject": self.subject,
             "rounds": len(self.samples),
-            "messages_per_s": round(self.rate),
-            "messages_per_s_range": _range(sample.messages_per_s for sample in self.samples),
-            "cpu_s_per_million": {**cpu, "total": round(sum(cpu.values()), 1)},
-            "rss_mb": round(max(sample.rss_mb for sample in self.samples)),
-            "first_message_s": round(statistics.median(s.first_message_s for s in self.samples), 2),
-            "ratio_to_floor": round(statistics.median(ratios), 2),
-            "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+            "messages_per_s": self._median("messages_per_s"),
+            "messages_per_s_range": self._range("messages_per_s"),
+            "cpu_s_per_million": {**cpu, "total": round(sum(cpu.values()), 1)} if cpu else None,
+            "rss_mb": self._median("rss_mb"),
+            "p50_ms": self._median("p50_ms", 1),
+            "p50_ms_range": self._range("p50_ms", 1),
+            "p99_ms": self._median("p99_ms", 1),
+            "p99_ms_range": self._range("p99_ms", 1),
+            "wal_bytes_per_message": self._median("wal_bytes_per_message"),
+            "first_message_s": self._median("first_message_s", 2),
+            "ratio_to_floor": round(statistics.median(ratios), 2) if ratios else None,
+            "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)] if ratios else None,
+            "targets": [target.facts(pairs) for target in self.targets if pairs],
             "void": [sample.note for sample in self.samples if sample.is_void],
         }
 
+    def _values(self, name: str) -> list[float]:
+        values = [getattr(sample, name) for sample in self.samples]
+        return [] if None in values else values
 
-def _range(values: Iterable[float]) -> list[int]:
-    found = [round(value) for value in values]
-    return [min(found), max(found)]
+    def _median(self, name: str, digits: int | None = None) -> float | None:
+        values = self._values(name)
+        return round(statistics.median(values), digits) if values else None
 
-
-def show(cells: Iterable[Cell], floor: Cell, *, as_json: bool) -> None:
-    """Print the cells, as JSON lines or as a table."""
-    for cell in cells:
-        facts = cell.facts(floor)
-        if as_json:
-            print(json.dumps(facts), flush=True)
-            continue
-        cpu = ", ".join(f"{name} {value}" for name, value in facts["cpu_s_per_million"].items())  # type: ignore[attr-defined]
-        print(
-            f"{cell.cell:<24} {cell.subject:<12} {facts['messages_per_s']:>8}/s "
-            f"{facts['messages_per_s_range']}  "
-            f"{facts['ratio_to_floor']:.2f}× floor {facts['ratio_range']}  CPU-s/M: {cpu}  "
-            f"RSS {facts['rss_mb']} MB  first after {facts['first_message_s']} s"
-            + (f"  VOID {facts['void']}" if cell.is_void else ""),
-            flush=True,
-        )
-    if any(cell.is_void for cell in cells):
-        print("VOID: what arrived is not what was committed", file=sys.stderr)
+    def _range(self, name: str, digits: int | None = None) -> list[float] | None:
+        values = self._values(name)
+        return [round(min(values), digits), round(max(values), digits)] if values else None

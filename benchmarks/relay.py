@@ -19,7 +19,8 @@ import psutil
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from benchmarks.floor import TABLE
-from benchmarks.measure import Cell, CpuMeter, Sample, show
+from benchmarks.measure import Cell, CpuMeter, Sample
+from benchmarks.report import show
 from towpath.brokers.factory import broker_from_url
 from towpath.store import migrate
 from towpath.testing.services import KafkaServer, PostgresServer

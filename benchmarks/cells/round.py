@@ -1,0 +1,50 @@
+"""One round: every trial runs once in it, however many cells look at it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from benchmarks.measure import Sample
+from benchmarks.orders import KEYS
+from benchmarks.stage import Message, Stage, messages, random_keys
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Messages that wait in a topic. Several groups may read it."""
+
+    topic: str
+    messages: Sequence[Message]
+
+    @property
+    def ids(self) -> list[object]:
+        return [message.id for message in self.messages]
+
+
+@dataclass
+class Round:
+    """What was run and made in this round."""
+
+    stage: Stage
+    _samples: "dict[Trial, Sample]" = field(default_factory=dict)
+
+    async def sample(self, trial: "Trial") -> Sample:
+        """Of a trial that ran already, or runs now."""
+        if trial not in self._samples:
+            self._samples[trial] = await trial(self)
+        return self._samples[trial]
+
+    async def backlog(self, of: str, count: int) -> Backlog:
+        """So many messages of a thousand keys in a new topic."""
+        topic = self.stage.fresh_name(of)
+        await self.stage.topic(topic, topic)
+        made = messages(count, random_keys(KEYS))
+        await self.stage.preload(topic, made)
+        return Backlog(topic, made)
+
+    def size(self, full: int, quick: int) -> int:
+        """A number for a measurement, or for a sanity pass."""
+        return quick if self.stage.quick else full
+
+
+Trial: TypeAlias = Callable[[Round], Awaitable[Sample]]

@@ -1,0 +1,157 @@
+"""From a topic to finished tasks: each cell beside its reference, in alternating rounds.
+
+Topics are preloaded, so that no relay runs. Every subject runs once a round, in a database of its
+own, and is void when the ids it finished are not exactly those that were produced. A cell's ratio is
+to its reference of the same round. The ideal of `sleeping`, 200 handlers of 10 ms, would be 20,000/s;
+where that is beyond the machine the bound is what it does without sleeping, the rate of `noop` in
+the same round.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.cells import backlog, duplicates, memory, peers, retries, slow_key, transactional
+from benchmarks.cells.round import Round, Trial
+from benchmarks.measure import Cell, Sample, Target
+from benchmarks.report import show
+from benchmarks.stage import open_stage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Subjects of a cell by name, in the order in which they run. The last is judged."""
+
+    name: str
+    subjects: dict[str, Trial]
+    references: Sequence[str]
+    """What it is compared with: of several, in each round the one with the highest rate."""
+    targets: Sequence[Target] = ()
+
+
+def _first_message(mine: Sample, _: Sample) -> float:
+    return float("inf") if mine.first_message_s is None else mine.first_message_s
+
+
+def _p50(mine: Sample, other: Sample) -> float:
+    return (mine.p50_ms or float("inf")) / (other.p50_ms or float("inf"))
+
+
+def _p99(mine: Sample, other: Sample) -> float:
+    return (mine.p99_ms or float("inf")) / (other.p99_ms or float("inf"))
+
+
+def _more_mb(mine: Sample, other: Sample) -> float:
+    return (mine.rss_mb or 0.0) - (other.rss_mb or 0.0)
+
+
+PLANS = (
+    Plan(
+        "backlog",
+        {"floor": backlog.floor, "towpath": backlog.noop},
+        ("floor",),
+        (Target("≥ 0.3 of the floor", 0.3),),
+    ),
+    Plan(
+        "batch",
+        {"floor": backlog.floor, "towpath": backlog.batch},
+        ("floor",),
+        (Target("≥ 0.35 of the floor", 0.35),),
+    ),
+    Plan(
+        "transactional",
+        {
+            "asyncpg": transactional.by_asyncpg,
+            "sqlalchemy": transactional.by_sqlalchemy,
+            "towpath": transactional.transactional,
+        },
+        ("sqlalchemy",),
+        (Target("≥ 0.8 of the loop over SQLAlchemy", 0.8),),
+    ),
+    Plan(
+        "retries",
+        {"towpath no-op": backlog.noop, "towpath": retries.retries},
+        ("towpath no-op",),
+        (
+            Target("≥ 0.7 of the broker's path", 0.7),
+            Target("first within 1 s", 1.0, _first_message, is_ceiling=True),
+        ),
+    ),
+    Plan(
+        "duplicates",
+        {"towpath no-op": backlog.noop, "towpath": duplicates.duplicates},
+        ("towpath no-op",),
+        (Target("≥ 3 × the normal rate", 3.0),),
+    ),
+    Plan(
+        "sleeping",
+        {"towpath no-op": backlog.noop, "ideal": backlog.ideal, "towpath": backlog.sleeping},
+        ("ideal",),
+        (Target("≥ 0.85 of the ideal", 0.85),),
+    ),
+    Plan(
+        "slow-key",
+        {"without": slow_key.without, "towpath": slow_key.beside},
+        ("without",),
+        (
+            Target("others' p50 ≤ 1.2 ×", 1.2, _p50, is_ceiling=True),
+            Target("others' p99 ≤ 1.5 ×", 1.5, _p99, is_ceiling=True),
+        ),
+    ),
+    Plan(
+        "memory",
+        {"idle": memory.idle, "towpath": memory.waiting},
+        ("idle",),
+        (Target("≤ idle + 100 MB", 100.0, _more_mb, is_ceiling=True),),
+    ),
+    Plan("hot-key", {"towpath": backlog.hot_key}, ()),
+    Plan(
+        "peers",
+        {**peers.TRIALS, "towpath": backlog.noop},
+        peers.WITH_A_BROKER,
+        (Target("≥ 3 × the best peer with a broker", 3.0),),
+    ),
+)
+CELLS = tuple(plan.name for plan in PLANS)
+
+
+def reference_of(cells: dict[str, Cell], names: Sequence[str]) -> Cell | None:
+    """In each round the quickest of the references."""
+    if not names:
+        return None
+    rounds = zip(*(cells[name].samples for name in names), strict=True)
+    best = [max(samples, key=lambda sample: sample.messages_per_s or 0.0) for samples in rounds]
+    return Cell("", "reference", best)
+
+
+async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str] = CELLS) -> bool:
+    """Run and print; False when a cell is void."""
+    chosen = [plan for plan in PLANS if plan.name in cells]
+    results = {
+        plan.name: {
+            name: Cell(plan.name, name, targets=plan.targets if name == "towpath" else ())
+            for name in plan.subjects
+        }
+        for plan in chosen
+    }
+    async with open_stage(quick=quick) as stage:
+        for number in range(1, rounds + 1):
+            round_ = Round(stage)
+            for plan in chosen:
+                for name, trial in plan.subjects.items():
+                    began = time.monotonic()
+                    sample = await round_.sample(trial)
+                    results[plan.name][name].samples.append(sample)
+                    seconds = time.monotonic() - began
+                    rate = "" if sample.messages_per_s is None else f", {sample.messages_per_s:.0f}/s"
+                    print(
+                        f"round {number}: {plan.name}, {name}: {seconds:.0f} s{rate} {sample.note}",
+                        file=sys.stderr,
+                    )
+    for plan in chosen:
+        subjects = results[plan.name]
+        show(subjects.values(), reference_of(subjects, plan.references), as_json=as_json)
+    every = itertools.chain.from_iterable(subjects.values() for subjects in results.values())
+    return not any(cell.is_void for cell in every)
