@@ -182,6 +182,7 @@ def main() -> None:
     )
     parser.add_argument("--plant", choices=DEFECTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
