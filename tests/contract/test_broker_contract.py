@@ -44,7 +44,7 @@ async def test_headers_keep_repeats_and_binary_values(rig: Rig) -> None:
 
 
 async def test_headers_without_repeats_arrive_unchanged(rig: Rig) -> None:
-    """R17: as a set; RabbitMQ sorts them."""
+    """R17: as a set; other clients of RabbitMQ sort them."""
     headers = (("ce_id", b"1"), ("ce_type", b"order.placed"), ("binary", BINARY), ("a", b""))
     await rig.publish_all([rig.message(0, headers=headers)])
     (delivery,) = await receive(await rig.subscribe(), 1)

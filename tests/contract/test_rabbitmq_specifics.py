@@ -3,17 +3,19 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import aio_pika
 import aiormq
 import pytest
+from aiormq import spec
 
 from tests.contract.rigs import RABBIT_OPTIONS, Listener, Rig, eventually, numbers, receive, receive_rest
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology, Subscription, dead_letter_address
-from towpath.brokers.rabbitmq import publisher as publisher_module
+from towpath.brokers.rabbitmq.confirms import ConfirmChannel
+from towpath.brokers.rabbitmq.connection import Link
 from towpath.brokers.rabbitmq.session import ConsumerSession
 from towpath.brokers.rabbitmq.subscriber import RabbitSubscriber
 from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queue
@@ -85,7 +87,7 @@ async def test_a_message_for_which_the_broker_closes_the_connection_is_found(
     rabbit_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R25: not taken for an outage; the neighbours arrive, followers of its key wait."""
-    monkeypatch.setattr(publisher_module, "encoded_size_bytes", lambda *_: 0)
+    monkeypatch.setattr(Link, "frame_max_bytes", 1 << 20)
     window = [rabbit_rig.message(number, f"k{number % 5}") for number in range(15)]
     window[6] = rabbit_rig.message(6, "k1", headers=(("big", b"x" * 150_000),))
     result = await rabbit_rig.publish(window, timeout_seconds=60)
@@ -109,6 +111,165 @@ async def test_a_message_for_which_the_broker_closes_the_channel_is_found(
         rabbit_server.ctl("eval", limit.format("set", ", 134217728"))
     assert {index: refusal.reason for index, refusal in result.refused.items()} == {4: "refused_by_broker"}
     assert result.acknowledged == set(range(10)) - {4}
+
+
+async def test_the_culprit_is_found_by_halves(
+    rabbit_rig: Rig, rabbit_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R25: a thousand neighbours do not go one by one, and nothing of a key overtakes."""
+    opened = 0
+    open_channel = Link.confirm_channel
+
+    async def count(link: Link) -> ConfirmChannel:
+        nonlocal opened
+        opened += 1
+        return await open_channel(link)
+
+    monkeypatch.setattr(Link, "confirm_channel", count)
+    limit = "application:{}_env(rabbit, max_message_size{})."
+    rabbit_server.ctl("eval", limit.format("set", ", 50000"))
+    try:
+        window = [rabbit_rig.message(number, f"k{number % 500}") for number in range(1000)]
+        window[321] = rabbit_rig.message(321, "k321", payload=b"x" * 60_000)
+        result = await rabbit_rig.publish(window, timeout_seconds=60)
+    finally:
+        rabbit_server.ctl("eval", limit.format("set", ", 134217728"))
+    assert [*result.refused] == [321]
+    assert result.acknowledged == set(range(1000)) - {321, 821}
+    assert opened <= 12
+    first_seen: dict[str | None, list[int]] = {}
+    for delivery in await receive_rest(await rabbit_rig.subscribe(max_in_flight=5000)):
+        number = int(delivery.value or b"")
+        if number not in (of_key := first_seen.setdefault(delivery.key, [])):
+            of_key.append(number)
+    assert all(of_key == sorted(of_key) for of_key in first_seen.values())
+
+
+async def test_an_exchange_that_may_not_be_written_to_is_a_configuration_failure(
+    rabbit_rig: Rig, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """R25: the broker closes the channel for it; the neighbours arrive."""
+    forbidden = f"x.{uuid.uuid4().hex[:8]}"
+    await raw_channel.exchange_declare(forbidden, exchange_type="topic", durable=True)
+    await raw_channel.exchange_delete(forbidden)
+    await raw_channel.rpc(
+        spec.Exchange.Declare(exchange=forbidden, exchange_type="topic", durable=True, internal=True)
+    )
+    window = [rabbit_rig.message(number, f"k{number}") for number in range(20)]
+    window[7] = rabbit_rig.message(7, "k7", address=forbidden)
+    result = await rabbit_rig.publish(window)
+    assert result.acknowledged == set(range(20)) - {7}
+    assert not result.refused
+    assert isinstance(result.configuration, ConfigurationError)
+    assert forbidden in str(result.configuration)
+
+
+async def _count(channel: aiormq.abc.AbstractChannel, rig: Rig) -> int:
+    """Messages that wait in the group's queue."""
+    declared = await channel.queue_declare(group_queue(rig.group, rig.address, 0), passive=True)
+    return declared.message_count or 0
+
+
+async def test_a_window_does_not_wait_for_single_confirms(
+    rabbit_rig: Rig, rabbit_proxy: TcpProxy, raw_channel: aiormq.abc.AbstractChannel
+) -> None:
+    """R16: a thousand are outstanding before the first is confirmed."""
+    publisher = rabbit_rig.broker.publisher()
+    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+    await rabbit_proxy.hang(Direction.REPLIES)
+    window = [rabbit_rig.message(number, f"k{number}") for number in range(1000)]
+    publishing = asyncio.create_task(publisher.publish(window, timeout_seconds=60))
+    while await _count(raw_channel, rabbit_rig) < 1001:
+        assert not publishing.done()
+    await rabbit_proxy.restore()
+    assert (await publishing).acknowledged == set(range(1000))
+    await publisher.aclose()
+
+
+@pytest.mark.parametrize("fault", ["cut", "hang", "half open", "slow"])
+async def test_a_fault_in_the_middle_of_a_window_loses_and_reorders_nothing(
+    rabbit_rig: Rig, rabbit_proxy: TcpProxy, raw_channel: aiormq.abc.AbstractChannel, fault: str
+) -> None:
+    """R4, R6, R10: acknowledged is at the broker; what is published again is a duplicate, in order."""
+    publisher = rabbit_rig.broker.publisher()
+    await publisher.publish([rabbit_rig.message(0, None)], timeout_seconds=10)
+    window = [rabbit_rig.message(number, f"k{number % 20}", payload="number") for number in range(2000)]
+    publishing = asyncio.create_task(publisher.publish(window, timeout_seconds=2 if fault != "slow" else 60))
+    while await _count(raw_channel, rabbit_rig) < 100:
+        assert not publishing.done()
+    match fault:
+        case "cut":
+            await rabbit_proxy.drop_connections()
+        case "hang":
+            await rabbit_proxy.hang()
+        case "half open":
+            await rabbit_proxy.hang(Direction.REPLIES)
+        case "slow":
+            await rabbit_proxy.delay(0.01)
+    result = await publishing
+    if fault == "slow":
+        assert result.acknowledged == set(range(2000))
+    else:
+        assert isinstance(result.unavailable, BrokerUnavailable)
+        assert len(result.acknowledged) <= await _count(raw_channel, rabbit_rig)
+    await rabbit_proxy.restore()
+    rest = [message for index, message in enumerate(window) if index not in result.acknowledged]
+    if rest:
+        again = await publisher.publish(rest, timeout_seconds=60)
+        assert len(again.acknowledged) == len(rest)
+    await publisher.aclose()
+    first_seen: dict[int, list[int]] = {}
+    subscriber = await rabbit_rig.subscribe(max_in_flight=10_000)
+    for number in numbers(await receive_rest(subscriber)):
+        if number not in (of_key := first_seen.setdefault(number % 20, [])):
+            of_key.append(number)
+    assert first_seen == {key: list(range(key, 2000, 20)) for key in range(20)}
+
+
+async def test_a_broker_that_does_not_read_bounds_what_is_buffered(
+    rabbit_rig: Rig, rabbit_proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11: what waits in this process is one write, not the window."""
+    buffered: list[int] = []
+    write = ConfirmChannel.write
+
+    def measure(channel: ConfirmChannel, numbers: Iterable[int], pieces: Iterable[bytes]) -> None:
+        write(channel, numbers, pieces)
+        buffered.append(channel._writer.transport.get_write_buffer_size())
+
+    publisher = rabbit_rig.broker.publisher()
+    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+    monkeypatch.setattr(ConfirmChannel, "write", measure)
+    await rabbit_proxy.hang(Direction.REQUESTS)
+    payload = b"x" * 190_000
+    window = [rabbit_rig.message(number, f"k{number}", payload=payload) for number in range(300)]
+    result = await publisher.publish(window, timeout_seconds=2)
+    assert isinstance(result.unavailable, BrokerUnavailable)
+    assert 100_000 < max(buffered) < 1_000_000, "57 MB were to be sent"
+    await publisher.aclose()
+
+
+@pytest.fixture
+def alarmed_server(rabbit_server: RabbitServer) -> Iterator[RabbitServer]:
+    """A server with too little memory; it gets it back whatever happens."""
+    rabbit_server.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    yield rabbit_server
+    rabbit_server.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+async def test_an_alarm_of_the_broker_is_an_outage_that_ends_by_itself(
+    rabbit_rig: Rig, alarmed_server: RabbitServer
+) -> None:
+    """R7: nothing is refused, and nothing more is written once the broker has said so."""
+    publisher = rabbit_rig.broker.publisher()
+    result = await publisher.publish([rabbit_rig.message(0)], timeout_seconds=2)
+    while result.unavailable is None:  # the broker tells whoever publishes
+        result = await publisher.publish([rabbit_rig.message(0)], timeout_seconds=2)
+    assert not result.refused
+    publishing = asyncio.create_task(publisher.publish([rabbit_rig.message(1)], timeout_seconds=60))
+    await asyncio.to_thread(alarmed_server.ctl, "set_vm_memory_high_watermark", "0.4")
+    assert (await publishing).acknowledged == {0}
+    await publisher.aclose()
 
 
 @pytest.mark.parametrize("size", [100_000, 131_072, 200_000])

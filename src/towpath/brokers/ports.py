@@ -2,7 +2,7 @@
 
 A message on the wire is CloudEvents binary mode on every broker: `ce_…` headers beside towpath's
 own; header values are bytes and survive unchanged, names may repeat, and the order of repeats
-survives. (RabbitMQ keeps headers in a table: without repeats they arrive sorted by name.)
+survives. (RabbitMQ keeps headers in a table: without repeats their order is not promised.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence

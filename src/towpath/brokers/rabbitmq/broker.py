@@ -13,7 +13,7 @@ from towpath.brokers.rabbitmq.subscriber import RabbitSubscriber
 class RabbitBroker:
     """A RabbitMQ virtual host as the URL and the options describe it; nothing is connected yet.
 
-    Options: `max_message_bytes` (16 MiB), `publish_concurrency` (messages in flight; 500),
+    Options: `max_message_bytes` (16 MiB), `publish_concurrency` (messages in flight; 2000),
     `queues_per_group` (1; changing it needs a drain), `heartbeat_seconds` (10), `connect_timeout_ms`,
     `connection_name`, `allow_plaintext`, `ssl_cafile`, `ssl_certfile`, `ssl_keyfile`, `ssl_password`,
     `ssl_verify`. Raises ConfigurationError for one that is unknown or malformed.

@@ -74,6 +74,6 @@ class RabbitConfig:
             ssl_context=tls_context(options) if is_secure else None,
             connect_timeout_seconds=_number(options, "connect_timeout_ms", 10_000) / 1000,
             max_message_bytes=_number(options, "max_message_bytes", _DEFAULT_MAX_MESSAGE_BYTES),
-            publish_concurrency=_number(options, "publish_concurrency", 500),
+            publish_concurrency=_number(options, "publish_concurrency", 2000),
             queues_per_group=_number(options, "queues_per_group", 1),
         )

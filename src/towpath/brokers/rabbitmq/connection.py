@@ -13,6 +13,7 @@ from aio_pika.connection import make_url
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 
 from towpath.brokers.rabbitmq.config import RabbitConfig
+from towpath.brokers.rabbitmq.confirms import ConfirmChannel
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, is_cancelled_from_outside, translate
 from towpath.errors import BrokerUnavailable
 
@@ -60,9 +61,17 @@ class Link:
             raise translate(error) from error
         return link
 
+    async def confirm_channel(self) -> ConfirmChannel:
+        """A new channel to publish on."""
+        channel = await self.channel(confirms=True)
+        transport, writer = self._connection.transport, self._transport.writer
+        if transport is None or writer is None:
+            raise BrokerUnavailable("RabbitMQ: the connection broke while a channel was opened")
+        return ConfirmChannel(channel, writer, transport.ready)
+
     async def channel(self, *, confirms: bool) -> aiormq.Channel:
-        """A new channel; with confirms, an unroutable message raises."""
-        channel = self._connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+        """A new channel."""
+        channel = self._connection.channel(publisher_confirms=confirms)
         await channel.initialize()
         underlay = await channel.get_underlay_channel()
         if not isinstance(underlay, aiormq.Channel):

@@ -30,6 +30,9 @@ BLAMES_A_MESSAGE: Final = (
 )
 """Closes that follow from what was sent: some message of those in flight is at fault."""
 
+BLAMES_AN_ADDRESS: Final = (amqp.ChannelAccessRefused, amqp.ChannelNotFoundEntity)
+"""Closes that a message's exchange or routing key brought about, and only a person can prevent."""
+
 _CONFIGURATION: Final = (
     amqp.AuthenticationError,
     amqp.ProbableAuthenticationError,

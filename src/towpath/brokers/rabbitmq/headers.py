@@ -1,15 +1,18 @@
 """Our headers in an AMQP table and back.
 
-A table has each name once and the client sorts it. So a header goes in as itself (text as a long
-string, other bytes as a byte array) and, only where the table cannot hold what was given (a name
-that repeats, one beyond 128 bytes, or one of the three below), the whole list goes in again, in order,
-as an array `[name, value, name, value, …]` under `towpath-headers`, which then counts alone.
+A table has each name once. So a header goes in as itself (text as a long string, other bytes as a byte
+array) and, only where the table cannot hold what was given (a name that repeats, one beyond 128
+bytes, or one of the three below), the whole list goes in again, in order, as an array
+`[name, value, name, value, …]` under `towpath-headers`, which then counts alone.
 
 `towpath-key` holds the key, `towpath-null` tells a missing payload from an empty one. What the broker
 counts per delivery is no header of the message: a redelivery would look like another one.
+
+Source: https://www.rabbitmq.com/amqp-0-9-1-errata#section_3 for the types in a table.
 """
 
 import json
+import struct
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -25,37 +28,58 @@ _DEATHS: Final = "x-death"
 _DEATH_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _DEATH_REASONS: Final = frozenset({"delivery_limit", "expired", "maxlen", "rejected"})
 _NAME_LIMIT_BYTES: Final = 128
-_ENTRY_OVERHEAD_BYTES: Final = 6
-_PAIR_OVERHEAD_BYTES: Final = 10
+_REMEMBERED_NAMES: Final = 1000
+_REMEMBERED_VALUE_BYTES: Final = 256
+
+_LENGTH: Final = struct.Struct(">I").pack
+_TEXT: Final = b"S"
+_BYTES: Final = b"x"
+_KEY_FIELD: Final = bytes([len(KEY)]) + KEY.encode() + _TEXT
+_NULL_FIELD: Final = bytes([len(NULL)]) + NULL.encode() + b"t\x01"
+_LIST_FIELD: Final = bytes([len(LIST)]) + LIST.encode() + b"A"
 
 
-def encode_headers(headers: Headers, *, key: str | None, is_null: bool) -> dict[str, Any]:
-    """The table for a message."""
-    table: dict[str, Any] = {}
-    is_complete = True
-    for name, value in headers:
-        if name in table or name in _TRANSPORT or len(name.encode()) > _NAME_LIMIT_BYTES:
-            is_complete = False
-        else:
-            table[name] = _field(value)
-    if not is_complete:
-        table[LIST] = [part for name, value in headers for part in (name, _field(value))]
-    if key is not None:
-        table[KEY] = key
-    if is_null:
-        table[NULL] = True
-    return table
+class TableEncoder:
+    """Writes tables as bytes. A header with the value it had in the message before is not encoded again."""
 
+    def __init__(self) -> None:
+        self._fields: dict[str, tuple[bytes, bytes]] = {}
+        """The last value of a name, and the two as a field; no bytes for a name that is no field's."""
 
-def encoded_size_bytes(headers: Headers, key: str | None) -> int:
-    """At most what the table takes on the wire."""
-    sizes = [len(name.encode()) for name, _ in headers]
-    content = sum(sizes) + sum(len(value) for _, value in headers)
-    names = {name for name, _ in headers}
-    fits_table = len(names) == len(headers) and _TRANSPORT.isdisjoint(names)
-    if not fits_table or max(sizes, default=0) > _NAME_LIMIT_BYTES:
-        content = 2 * content + _PAIR_OVERHEAD_BYTES * len(headers)
-    return content + _ENTRY_OVERHEAD_BYTES * len(headers) + len((key or "").encode()) + 64
+    def encode(self, headers: Headers, *, key: str | None, is_null: bool) -> bytes:
+        """The table of a message, its length in front. Raises ValueError for text that cannot be encoded."""
+        fields = self._fields
+        parts: list[bytes] = []
+        is_complete = len({name for name, _ in headers}) == len(headers)
+        for name, value in headers:
+            field = fields.get(name)
+            if field is None or field[0] != value:
+                field = self._add(name, value)
+            if not field[1]:
+                is_complete = False
+            parts.append(field[1])
+        if not is_complete:
+            firsts = {name: index for index, (name, _) in reversed(list(enumerate(headers)))}
+            parts = [parts[index] for index in sorted(firsts.values())]
+            listed = b"".join(_value(name.encode()) + _value(value) for name, value in headers)
+            parts += (_LIST_FIELD, _LENGTH(len(listed)), listed)
+        if key is not None:
+            encoded = key.encode()
+            parts += (_KEY_FIELD, _LENGTH(len(encoded)), encoded)
+        if is_null:
+            parts.append(_NULL_FIELD)
+        table = b"".join(parts)
+        return _LENGTH(len(table)) + table
+
+    def _add(self, name: str, value: bytes) -> tuple[bytes, bytes]:
+        encoded = name.encode()
+        is_field = name not in _TRANSPORT and len(encoded) <= _NAME_LIMIT_BYTES
+        field = (value, bytes([len(encoded)]) + encoded + _value(value) if is_field else b"")
+        if len(value) <= _REMEMBERED_VALUE_BYTES:
+            if len(self._fields) >= _REMEMBERED_NAMES:  # names from unbounded input must not fill the memory
+                self._fields.clear()
+            self._fields[name] = field
+        return field
 
 
 def decode_headers(table: Mapping[str, Any] | None) -> tuple[Headers, str | None, bool]:
@@ -100,11 +124,17 @@ def without_death(headers: Headers) -> Headers:
     )
 
 
-def _field(value: bytes) -> str | bytearray:
+def _value(value: bytes) -> bytes:
+    kind = _TEXT if value.isascii() or _is_utf8(value) else _BYTES
+    return kind + _LENGTH(len(value)) + value
+
+
+def _is_utf8(value: bytes) -> bool:
     try:
-        return value.decode()
+        value.decode()
     except UnicodeDecodeError:
-        return bytearray(value)
+        return False
+    return True
 
 
 def _bytes(value: object) -> bytes:
