@@ -332,6 +332,9 @@ ARGUMENTS = [
     ("db", "roles", "--prefix"),
     ("worker", "validate"),
     ("broker", "check", "--app"),
+    ("destination", "set", "orders", "--on-poison"),
+    ("destination", "set", "orders", "--reason"),
+    ("destination", "unset"),
 ]
 
 

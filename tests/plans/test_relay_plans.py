@@ -12,7 +12,7 @@ from towpath.relay.link import PROGRESS
 from towpath.store.database import PLANNER_PINS
 from towpath.store.statements import load
 
-STATEMENTS = {**load("relay"), **load("scheduled")}
+STATEMENTS = {**load("relay"), **load("scheduled"), **load("parking")}
 READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay"}
 """Not hot and small: the trimmed journal at a start, one row per relay every few seconds."""
 
@@ -54,6 +54,11 @@ async def fill(db: "asyncpg.Connection[Any]") -> None:
         insert into towpath.scheduled (due_at, message_id, destination, type, key, content_type, payload)
         select clock_timestamp() + make_interval(days => 1, secs => g), gen_random_uuid(), 'orders',
                'order.placed', (g % 100)::text, 'x', '\\x00'
+        from generate_series(1, 20000) g;
+        insert into towpath.publish_gate (shard, destination, key, policy, message_id, sequence)
+        select g % 16, 'orders', g::text, 'park_key', gen_random_uuid(), g from generate_series(1, 5000) g;
+        insert into towpath.parked_message
+        select 1 + g % 5000, g, gen_random_uuid(), 'event', 't', 'x', '[]', '\\x00', now()
         from generate_series(1, 20000) g;
         insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
         select g, clock_timestamp(), 0, pg_current_snapshot() from generate_series(2, 3000) g;

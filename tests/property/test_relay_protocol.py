@@ -19,6 +19,8 @@ import pytest
 from tests.integration.relaying import RecordingBroker, Verdict, judge, prepare, race
 from towpath.backoff import RetryPolicy
 from towpath.brokers.ports import OutboundMessage
+from towpath.deadletters import Action, Filter, carry_out, make_plan
+from towpath.errors import MessageRefused
 from towpath.relay import Relay, RelayOptions
 
 T = TypeVar("T")
@@ -33,6 +35,12 @@ OPTIONS = RelayOptions(
     backoff=RetryPolicy(base="5ms", cap="50ms"),
     journal_every=0.1,
 )
+
+
+_UNDECIDED = """
+select exists (select from towpath.publish_gate) or exists (select from towpath.parked_message)
+    or exists (select from towpath.dead_letter where state = 'open')
+"""
 
 
 class Crashed(BaseException):
@@ -53,6 +61,11 @@ class FragileRelay(Relay):
         reading._step = self._step(reading._step)  # type: ignore[method-assign]
         sender.connect = self._step(sender.connect)  # type: ignore[method-assign]
         journal.append = self._step(journal.append)  # type: ignore[method-assign]
+        poison, gates = self._poison, self._gates
+        poison.put_aside = self._step(poison.put_aside)  # type: ignore[method-assign]
+        gates.parked = self._step(gates.parked)  # type: ignore[method-assign]
+        gates.released = self._step(gates.released)  # type: ignore[method-assign]
+        gates.settle = self._step(gates.settle)  # type: ignore[method-assign]
 
     def _journal_of(self) -> Any:
         return self._dispatch._journal
@@ -109,6 +122,10 @@ class History:
         self.committed: list[tuple[str, int]] = []
         self.counts: Counter[str] = Counter()
         self._holder: dict[int, int] = {}
+        self.policy: str | None = None
+        self.dropped: set[tuple[str, int]] = set()
+        """Messages discarded by a person."""
+        self._cured: set[tuple[str, int]] = set()
 
     async def _inside(self, publisher: int, window: Sequence[OutboundMessage]) -> None:
         """A publish takes a moment; nobody else may be inside one of its shards meanwhile."""
@@ -125,7 +142,7 @@ class History:
 
     async def host(self, until: float) -> None:
         """One machine: a relay runs for a while, stops or dies, and another is started."""
-        while time.monotonic() < until or not self.is_complete():
+        while time.monotonic() < until or not await self._is_over():
             relay = FragileRelay(self.url, self)
             stop = asyncio.Event()
             running = asyncio.create_task(relay.run(stop))
@@ -145,9 +162,62 @@ class History:
             if other is not None:
                 raise
 
+    async def _is_over(self) -> bool:
+        """Whether relays have nothing more to do."""
+        if not self.is_complete():
+            return False
+        connection = await asyncpg.connect(self.url)
+        try:
+            return not await connection.fetchval(_UNDECIDED)
+        finally:
+            await connection.close(timeout=10)
+
     def is_complete(self) -> bool:
         """Whether everything committed has arrived."""
-        return judge(self.committed, self.broker).lost == 0
+        return self.verdict().lost == 0
+
+    def verdict(self) -> Verdict:
+        """Over everything that nobody discarded."""
+        return judge((name for name in self.committed if name not in self.dropped), self.broker)
+
+    def poison(self, destination_policy: str) -> None:
+        """From now on the broker refuses some messages until a person decides about them."""
+        self.policy = destination_policy
+        self.broker.refuse = self._refusal
+
+    def _refusal(self, message: OutboundMessage) -> MessageRefused | None:
+        if (
+            message.payload == b"ghost"
+            or int(message.payload or 0) % 13
+            or self._name(message) in self._cured
+        ):
+            return None
+        return MessageRefused("too_large")
+
+    def _name(self, message: OutboundMessage) -> tuple[str, int]:
+        return message.key or "", int(message.payload or 0)
+
+    async def decide(self, until: float) -> None:
+        """A person replays, or discards, what is in the catalog, as long as there is anything."""
+        connection = await asyncpg.connect(self.url)
+        try:
+            while time.monotonic() < until or not self.is_complete() or await connection.fetchval(_UNDECIDED):
+                await asyncio.sleep(self.rng.random() * 0.3)
+                for letter in await connection.fetch(
+                    "select id, key, payload from towpath.dead_letter where state = 'open'"
+                ):
+                    name = (letter["key"], int(letter["payload"]))
+                    action: Action = "replay"
+                    if name in self.dropped or (name not in self._cured and self.rng.random() < 0.4):
+                        action = "discard"
+                        self.dropped.add(name)
+                    elif self.rng.random() < 0.7:  # else the replay is in vain
+                        self._cured.add(name)
+                    plan = await make_plan(connection, Filter(ids=(letter["id"],)))
+                    _, counts = await carry_out(connection, plan, action, actor="ann")
+                    self.counts[action] += counts.done
+        finally:
+            await connection.close(timeout=10)
 
     async def run(self, relays: int, writers: int, seconds: float) -> None:
         """Write for some seconds, then wait until everything arrived."""
@@ -157,6 +227,8 @@ class History:
                 tasks.create_task(race(self.url, self.committed, writer=number, until=until, seed=self.seed))
             for _ in range(relays):
                 tasks.create_task(self.host(until))
+            if self.policy is not None:
+                tasks.create_task(self.decide(until))
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -177,6 +249,35 @@ async def test_relays_that_crash_and_freeze_lose_and_invert_nothing(
         assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0), facts
         assert history.counts["overlaps"] == 0, facts
         assert len(history.committed) > 100
+
+
+@pytest.mark.parametrize("policy", ["park_key", "block"])
+async def test_keys_and_shards_held_for_a_decision_lose_and_invert_nothing_whatever_crashes(
+    db: "asyncpg.Connection[Any]", migrated_url: str, scale: float, policy: str
+) -> None:
+    """R4, R5, R8, R23: every thirteenth message of a key is refused until a person replays or discards it."""
+    await prepare(db)
+    await db.execute(
+        "insert into towpath.destination (name, address, on_poison) values ('orders', 'orders', $1)", policy
+    )
+    for seed in range(max(1, int(scale))):
+        history = History(migrated_url, seed)
+        history.poison(policy)
+        await db.execute("update hot set v = v + 1000000")
+        await history.run(relays=2, writers=6, seconds=5)
+        found = history.verdict()
+        facts = f"seed {seed}: {len(history.committed)} commits, {found}, {dict(history.counts)}"
+        print(facts)
+        assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0), facts
+        assert history.counts["overlaps"] == 0, facts
+        assert history.counts["replay"] > 0, facts
+        assert history.counts["discard"] > 0, facts
+        assert history.dropped.isdisjoint(
+            (each.message.key, int(each.message.payload or 0))
+            for each in history.broker.arrivals
+            if each.message.payload != b"ghost"
+        ), facts
+        assert await db.fetchval(_UNDECIDED) is False
 
 
 async def test_without_mishaps_relays_that_come_and_go_double_nothing(

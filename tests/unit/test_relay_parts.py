@@ -18,11 +18,12 @@ from towpath.relay.journaling import Superseded
 from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
 from towpath.relay.progress import Batch, Part, Shard, Shards
-from towpath.relay.publish import judge
+from towpath.relay.publish import Verdicts, judge
 from towpath.relay.window import Pace
 from towpath.settings import RelaySettings
 from towpath.store.journal import Progress
 from towpath.store.outbox import KeyList, KeyRanges, Row
+from towpath.store.parking import Gated
 from towpath.store.snapshot import Snapshot
 
 CREATED_AT = datetime(2026, 7, 1, 12, 30, 5, 120, tzinfo=UTC)
@@ -63,8 +64,13 @@ def loaded(*numbers: int, held_bytes: int = 10**6) -> Shards:
     shards = Shards(held_bytes=held_bytes)
     for number in numbers:
         shards.acquire(number, 1, 100.0)
-    shards.loaded(dict.fromkeys(numbers, Progress(S1, S1)))
+    shards.loaded(dict.fromkeys(numbers, Progress(S1, S1)), dict.fromkeys(numbers, Gated()))
     return shards
+
+
+def judged(read: Batch, result: PublishResult, shards: Shards, attempts: int, **policies: Any) -> Verdicts:
+    """The verdicts where destinations have these policies."""
+    return judge(read, result, attempts, tries_of=shards.tries_of, policies=policies)
 
 
 def shard_of(shards: Shards, number: int = 0) -> Shard:
@@ -216,7 +222,7 @@ def test_more_than_the_held_bytes_is_read_again_and_not_kept() -> None:
 
 def test_an_acknowledged_batch_leaves_nothing_to_judge() -> None:
     shards = loaded(0)
-    verdicts = judge(batch([row(1)], Progress(S1, S2), shards), PublishResult({0}), shards, 3)
+    verdicts = judged(batch([row(1)], Progress(S1, S2), shards), PublishResult({0}), shards, 3)
     assert (verdicts.left, verdicts.refused) == ({}, [])
 
 
@@ -225,11 +231,38 @@ def test_a_refused_message_is_given_up_after_the_tries_and_a_hopeless_one_at_onc
     shards = loaded(0)
     read = batch([row(1), row(2, key="l"), row(3)], Progress(S1, S2), shards)
     result = PublishResult(set(), {0: MessageRefused("unroutable"), 1: MessageRefused("too_large")})
-    first = judge(read, result, shards, 2)
-    assert [index for index, _, _ in first.refused] == [1]
+    first = judged(read, result, shards, 2)
+    assert [each.index for each in first.refused] == [1]
     assert first.left == {0: [0, 2]}
-    second = judge(read, result, shards, 2)
-    assert [(index, tries) for index, _, tries in second.refused] == [(0, 2), (1, 2)]
+    second = judged(read, result, shards, 2)
+    assert [(each.index, each.tries) for each in second.refused] == [(0, 2), (1, 2)]
+
+
+def test_of_two_hopeless_messages_the_second_is_not_decided_where_the_first_makes_it_wait() -> None:
+    """R23: of its key with park_key, of its whole shard with block, and not at all with park."""
+    shards = loaded(0, 1)
+    rows = [row(1), row(2), row(3, key="l"), row(4, shard=1)]
+    result = PublishResult(set(), {index: MessageRefused("too_large") for index in range(4)})
+    given_up = {
+        policy: [
+            each.index
+            for each in judged(
+                batch(rows, Progress(S1, S2), shards), result, shards, 3, orders=policy
+            ).refused
+        ]
+        for policy in ("park", "park_key", "block")
+    }
+    assert given_up == {"park": [0, 1, 2, 3], "park_key": [0, 2, 3], "block": [0, 3]}
+
+
+def test_nothing_waits_for_a_tasks_message_a_copy_or_without_a_key() -> None:
+    """R8, D7: there would be no dead letter to decide about, or no key to hold."""
+    shards = loaded(0)
+    rows = [row(1, kind="task", payload=None), row(2, kind="copy"), row(3, key=None), row(4, kind="task")]
+    result = PublishResult(set(), {index: MessageRefused("too_large") for index in range(4)})
+    read = batch(rows, Progress(S1, S2), shards)
+    policies = [each.policy for each in judged(read, result, shards, 3, orders="park_key").refused]
+    assert policies == ["park", "park", "park", "park_key"]
 
 
 def test_an_unknown_outcome_counts_no_try() -> None:
@@ -237,7 +270,7 @@ def test_an_unknown_outcome_counts_no_try() -> None:
     shards = loaded(0)
     read = batch([row(1)], Progress(S1, S2), shards)
     for _ in range(10):
-        verdicts = judge(read, PublishResult(unavailable=BrokerUnavailable("away")), shards, 3)
+        verdicts = judged(read, PublishResult(unavailable=BrokerUnavailable("away")), shards, 3)
         assert (verdicts.left, verdicts.refused) == ({0: [0]}, [])
     assert shard_of(shards).tries == {}
 

@@ -30,6 +30,12 @@ def status(
     unowned = [shard["shard"] for shard in report["shards"] if not shard["is_owned"]]
     if unowned:
         print(f"{len(unowned)} of {len(report['shards'])} shards have no owner: is a relay running?")
+    blocked = [shard["shard"] for shard in report["shards"] if shard["is_blocked"]]
+    look = "towpath dlq list --stage publish"
+    if report["keys_parked"]:
+        print(f"{report['parked']} parked behind {report['keys_parked']} refused: {look}")
+    if blocked:
+        print(f"shards {blocked} are blocked by a refused message: {look}")
     rows = [
         {
             "shard": shard["shard"],
@@ -57,6 +63,8 @@ async def _status() -> dict[str, Any]:
     return {
         "pending": sum(row["pending"] for row in shards),
         "oldest_age_seconds": max(ages, default=None),
+        "parked": sum(row["parked"] for row in shards),
+        "keys_parked": sum(row["keys_parked"] for row in shards),
         "relay_count": len({row["relay"] for row in shards if row["is_owned"]}),
         "shards": shards,
         "slots": slots,

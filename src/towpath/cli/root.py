@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from towpath.cli import broker, config, db, dlq, outbox, relay, tasks, trace, worker
+from towpath.cli import broker, config, db, destination, dlq, outbox, relay, tasks, trace, worker
 from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
 from towpath.cli.output import clean
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for noun in (db, broker, outbox, relay, worker, tasks, dlq, trace, config):
+for noun in (db, broker, destination, outbox, relay, worker, tasks, dlq, trace, config):
     app.add_typer(noun.app)
 
 

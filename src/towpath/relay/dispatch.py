@@ -11,6 +11,7 @@ from towpath.brokers.ports import PublishResult
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.relay.away import Away
+from towpath.relay.gates import Gates
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
 from towpath.relay.options import RelayOptions
@@ -20,6 +21,7 @@ from towpath.relay.publish import Sender, Verdicts, judge
 from towpath.relay.reader import MemoryStale
 from towpath.relay.reading import Reading
 from towpath.store.outbox import SHARD
+from towpath.store.parking import Gated
 
 _TICK_SECONDS: Final = 0.25
 _UNCOVERED_SECONDS: Final = 0.2
@@ -35,6 +37,7 @@ class Dispatch:
         sender: Sender,
         journal: JournalWriter,
         poison: Poison,
+        gates: Gates,
         shards: Shards,
         away: Away,
         options: RelayOptions,
@@ -44,6 +47,7 @@ class Dispatch:
         self._sender = sender
         self._journal = journal
         self._poison = poison
+        self._gates = gates
         self._shards = shards
         self._away = away
         self._options = options
@@ -62,6 +66,8 @@ class Dispatch:
                 await self._release(leaving)
             if batch is not None:
                 await self._handle(batch)
+            if self._gates.is_due(boot_time()) and boot_time() >= self._away.until:
+                await self._resend()
             await self._start_journaling()
         await self._written()
 
@@ -94,6 +100,9 @@ class Dispatch:
     async def _handle(self, batch: Batch) -> None:
         """Publish what may be published of a batch, and settle it."""
         problem = await self._sender.connect() if batch.messages else None
+        batch.parked = {}
+        if batch.messages and self._gates.concerns(batch) and not await self._find_parked(batch):
+            return
         current = self._admitted(batch)
         if current is None:
             return
@@ -106,44 +115,100 @@ class Dispatch:
         self.published_count += len(result.acknowledged)
         await self._settle(current, result)
 
-    def _admitted(self, batch: Batch) -> Batch | None:
-        """The shards of a batch that are still as they were read and whose lease covers a publish.
+    async def _find_parked(self, batch: Batch) -> bool:
+        """Mark what waits behind a gate; where that cannot be found out the batch is left for later."""
+        try:
+            if self._reading.server is None:
+                raise StoreUnavailable("the database session ended")
+            await self._written()
+            batch.parked = await self._gates.parked(batch, self._reading.server)
+        except StoreUnavailable as error:
+            self._journal.drop_connection()
+            wait = self._options.backoff.delay(1).total_seconds()
+            self._hooks.store_unavailable(error, wait)
+            self._leave(batch, list(batch.parts), boot_time() + wait)
+            return False
+        return True
+
+    async def _resend(self) -> None:
+        """Publish the next of what waited behind gates that were opened, beside the flow of the outbox."""
+        server, outbound = self._reading.server, self._reading.outbound
+        if server is None or outbound is None:
+            return
+        await self._written()
+        try:
+            batch = await self._gates.released(outbound, server)
+            if batch is None:
+                return
+            problem = await self._sender.connect() if batch.messages else None
+            covered, _ = self._covered(batch)
+            batch = _only(batch, covered)
+            result = problem or await self._sender.send(batch)
+            crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
+            self.published_count += len(result.acknowledged)
+            verdicts = judge(
+                batch,
+                result,
+                self._options.publish_attempts,
+                tries_of=self._gates.tries_of,
+                policies=self._reading.policies,
+            )
+            if batch.is_offered:
+                self._away.observe(result, boot_time())
+            await self._gates.settle(batch, verdicts, server)
+        except StoreUnavailable as error:
+            self._journal.drop_connection()
+            self._hooks.store_unavailable(error, 0.0)
+        except MemoryStale as stale:
+            self._reading.forget(str(stale))
+
+    def _covered(self, batch: Batch) -> tuple[list[int], list[int]]:
+        """Shards of a batch that are as they were read: with a lease that covers a publish, and without.
 
         Nothing may be awaited between this and handing the messages to the broker's client.
         """
         now = boot_time()
         needed = self._options.publish_deadline + self._options.margin
-        admitted: list[int] = []
+        covered: list[int] = []
         uncovered: list[int] = []
         for number, part in batch.parts.items():
             shard = self._shards.get(number)
-            if shard is None or shard.stamp != part.stamp:
-                continue
-            (admitted if shard.lease_until - now >= needed else uncovered).append(number)
-        if len(admitted) == len(batch.parts):
+            if shard is not None and shard.stamp == part.stamp:
+                (covered if shard.lease_until - now >= needed else uncovered).append(number)
+        return covered, uncovered
+
+    def _admitted(self, batch: Batch) -> Batch | None:
+        """The part of a batch that may be published now; what a lease does not cover is left for later."""
+        covered, uncovered = self._covered(batch)
+        if len(covered) == len(batch.parts):
             return batch
-        for number in uncovered:
+        self._leave(batch, uncovered, boot_time() + _UNCOVERED_SECONDS)
+        return _only(batch, covered) if covered else None
+
+    def _leave(self, batch: Batch, numbers: Iterable[int], retry_at: float) -> None:
+        """Everything of these shards is published later."""
+        for number in numbers:
             waiting = _only(batch, [number])
             self._shards.settle(waiting, {number: range(len(waiting.rows))})
-            self._retry([number], now + _UNCOVERED_SECONDS)
-        return _only(batch, admitted) if admitted else None
+            self._retry([number], retry_at)
 
     async def _settle(self, batch: Batch, result: PublishResult) -> None:
-        verdicts = judge(batch, result, self._shards, self._options.publish_attempts)
-        if verdicts.refused:
-            try:
-                await self._put_aside(batch, verdicts)
-            except StoreUnavailable as error:
-                self._journal.drop_connection()
-                self._hooks.store_unavailable(error, 0.0)
-                for index, _, _ in verdicts.refused:
-                    verdicts.left.setdefault(batch.rows[index][SHARD], []).append(index)
-                    verdicts.retry_refused.add(batch.rows[index][SHARD])
-                for indexes in verdicts.left.values():
-                    indexes.sort()
+        verdicts = judge(
+            batch,
+            result,
+            self._options.publish_attempts,
+            tries_of=self._shards.tries_of,
+            policies=self._reading.policies,
+        )
+        gated: dict[int, Gated] = {}
+        if verdicts.refused or verdicts.parked:
+            gated = await self._put_aside(batch, verdicts)
         self._shards.settle(batch, verdicts.left)
+        for number, state in gated.items():
+            self._shards.gate(number, state)
         now = boot_time()
-        self._away.observe(result, now)
+        if batch.is_offered:
+            self._away.observe(result, now)
         for number in verdicts.left:
             shard = self._shards.get(number)
             if shard is None:
@@ -158,15 +223,16 @@ class Dispatch:
         if not verdicts.left:
             self._hooks.oldest_unsent(0.0)
 
-    async def _put_aside(self, batch: Batch, verdicts: Verdicts) -> None:
-        server = self._reading.server
-        if server is None:
-            raise StoreUnavailable("the database session ended")
+    async def _put_aside(self, batch: Batch, verdicts: Verdicts) -> dict[int, Gated]:
         await self._written()
+        server = self._reading.server
+        if server is None:  # the session ended, and with it the stamps
+            return {}
         try:
-            await self._poison.put_aside(batch, verdicts, server)
+            return await self._poison.put_aside(batch, verdicts, server)
         except MemoryStale as stale:
             self._reading.forget(str(stale))
+            return {}
 
     def _retry(self, numbers: Iterable[int], at: float) -> None:
         for number in numbers:

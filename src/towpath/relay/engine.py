@@ -25,6 +25,7 @@ from towpath.errors import ConfigurationError, StoreUnavailable
 from towpath.failures import describe
 from towpath.relay.away import Away
 from towpath.relay.dispatch import Dispatch
+from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
@@ -39,6 +40,7 @@ from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
+from towpath.store.parking import Parking
 from towpath.store.retention import Retention
 from towpath.store.scheduled import ScheduledStore
 from towpath.store.statements import DEFAULT_SCHEMA
@@ -90,12 +92,24 @@ class Relay:
             options,
             hooks,
         )
-        self._reading = Reading(self._reading_link, schema, journal, self._shards, self._away, options, hooks)
+        parking = Parking(schema)
+        self._reading = Reading(
+            self._reading_link, schema, journal, parking, self._shards, self._away, options, hooks
+        )
         self._sender = Sender(broker.publisher(), options, hooks)
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
-        self._poison = Poison(writer, Unpublished(schema), self._shards, hooks)
+        self._poison = Poison(writer, Unpublished(schema), parking, self._shards, hooks)
+        self._gates = Gates(writer, parking, self._poison, self._shards, options, hooks)
         self._dispatch = Dispatch(
-            self._reading, self._sender, writer, self._poison, self._shards, self._away, options, hooks
+            self._reading,
+            self._sender,
+            writer,
+            self._poison,
+            self._gates,
+            self._shards,
+            self._away,
+            options,
+            hooks,
         )
         self._mover = Mover(
             Link(database_url, "mover", SCHEDULE, command_timeout_seconds=_READ_SECONDS),
@@ -169,6 +183,12 @@ class Relay:
             )
             if error is not None
         ]
+        blocked = sorted(shard.number for shard in self._shards if shard.gated.is_blocked)
+        if blocked:
+            problems.append(
+                f"shards {blocked}: blocked by a refused message, until its dead letter (towpath dlq list "
+                "--stage publish) is replayed or discarded"
+            )
         if self._reading.server is None and not problems:
             problems.append("database: not connected yet")
         if now - self._heartbeat.beat_at > self._options.lease:
@@ -186,5 +206,7 @@ class Relay:
             published_count=self._dispatch.published_count,
             put_aside_count=self._poison.count,
             held_count=self._shards.held_count,
+            gate_count=self._gates.count,
+            blocked_shards=blocked,
             problems=problems,
         )

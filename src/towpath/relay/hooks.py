@@ -102,7 +102,13 @@ class RelayHooks:
         log.info("relay.broker_recovered", relay=self._relay, seconds=round(seconds, 3))
 
     def put_aside(
-        self, message: OutboundMessage, refusal: MessageRefused, attempts: int, *, is_buried: bool
+        self,
+        message: OutboundMessage,
+        refusal: MessageRefused,
+        attempts: int,
+        policy: str,
+        *,
+        is_buried: bool,
     ) -> None:
         """A message is not published: it is in the catalog, or skipped where it has no business there."""
         if is_buried:
@@ -114,6 +120,23 @@ class RelayHooks:
             type=message.type,
             reason=redact(refusal.reason),
             attempts=attempts,
+            policy=policy,
+        )
+
+    def gates(self, count: int, blocked: int) -> None:
+        """A look at the gates of the shards owned."""
+        self._telemetry.set(names.RELAY_GATES_CLOSED, count)
+        self._telemetry.set(names.RELAY_SHARDS_BLOCKED, blocked)
+
+    def gate_released(self, shard: int, sent: int, removed: int, closed_again: int) -> None:
+        """What waited behind gates that a person opened was sent."""
+        log.info(
+            "relay.gate_released",
+            relay=self._relay,
+            shard=shard,
+            count=sent,
+            removed=removed,
+            closed_again=closed_again,
         )
 
     def ring(self, free: int, blocked: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
 
@@ -142,6 +143,29 @@ class JournalWriter:
         is_partial = any(progress.last_id is not None for progress in done.values())
         crash_point(CrashPoint.JOURNALED_PARTIAL if is_partial else CrashPoint.JOURNALED)
 
+    @asynccontextmanager
+    async def fenced(
+        self, shard: Shard, done: Progress, server: Server
+    ) -> AsyncIterator[asyncpg.Connection[Any] | None]:
+        """One transaction that writes the shard's progress and whatever else is done on the connection.
+
+        None: the lease is gone and the shard is dropped. Raises StoreUnavailable, then nothing was
+        written, and MemoryStale as `appended` does.
+        """
+        entry = entry_of({shard.number: done}, {shard.number: shard.epoch})
+        with link_errors():
+            connection = await self._link.connection()
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                appended = await self.append(connection, entry, server)
+                yield None if appended.seq is None else connection
+            except BaseException:
+                self.drop_connection()  # rolls back, whatever state the connection is in
+                raise
+            await transaction.commit()
+        self.appended([shard], {shard.number: done}, appended)
+
     def drop(self, lost: Sequence[Shard]) -> None:
         """The leases of these shards are gone."""
         for shard in lost:
@@ -167,7 +191,7 @@ class JournalWriter:
             self._superseded.seqs = []
 
     async def connection(self) -> asyncpg.Connection[Any]:
-        """The journal's connection, for a transaction that includes an append."""
+        """The journal's connection, for what is read beside an append."""
         return await self._link.connection()
 
     def drop_connection(self) -> None:

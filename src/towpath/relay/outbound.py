@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 from uuid import UUID
@@ -33,14 +33,14 @@ _AT_SEQUENCE: Final = _ORDER.index(names.SEQUENCE)
 class Outbound:
     """Makes messages of rows. Headers that repeat from row to row are made once."""
 
-    def __init__(self, installation: str, addresses: dict[str, str]) -> None:
+    def __init__(self, installation: str, addresses: Mapping[str, str]) -> None:
         self._installation = installation
         self._addresses = addresses
         self._second: int | None = None
         self._second_text = b""
         self._templates: dict[tuple[str, str, str, str, str], tuple[str, Headers]] = {}
 
-    def readdress(self, addresses: dict[str, str]) -> None:
+    def readdress(self, addresses: Mapping[str, str]) -> None:
         """The addresses of destinations may have changed."""
         if addresses != self._addresses:
             self._addresses = addresses

@@ -3,79 +3,113 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
-from towpath.errors import MessageRefused
+import asyncpg
+
+from towpath.errors import StoreUnavailable
 from towpath.relay.hooks import RelayHooks
-from towpath.relay.journaling import JournalWriter, entry_of
-from towpath.relay.link import link_errors
+from towpath.relay.journaling import JournalWriter
 from towpath.relay.progress import Batch, Shards, progress_before
-from towpath.relay.publish import Verdicts, is_copy, is_pointer
-from towpath.store.outbox import ID, SHARD, Server
+from towpath.relay.publish import GivenUp, Verdicts, is_copy, is_pointer
+from towpath.store.outbox import ID, SHARD, Row, Server
+from towpath.store.parking import Gated, Parking
 from towpath.store.unpublished import Unpublished
 
 
 class Poison:
-    """Puts given-up messages aside.
+    """Puts given-up messages aside, and what must not overtake them.
 
-    A message with a body goes to the dead-letter catalog. A dead letter's copy is noted on its row:
-    it never becomes a dead letter itself. The message of a submitted task, which has no body, is
-    only skipped: its row is still there, and the reaper runs it.
+    A message with a body goes to the dead-letter catalog; where its destination says so, a gate
+    holds up its key or its shard until a person decides about it. A dead letter's copy is noted on
+    its row: it never becomes a dead letter itself. The message of a submitted task, which has no
+    body, is only skipped: its row is still there, and the reaper runs it; so nothing waits for it.
     """
 
-    def __init__(self, journal: JournalWriter, store: Unpublished, shards: Shards, hooks: RelayHooks) -> None:
+    def __init__(
+        self, journal: JournalWriter, store: Unpublished, parking: Parking, shards: Shards, hooks: RelayHooks
+    ) -> None:
         self._journal = journal
         self._store = store
+        self._parking = parking
         self._shards = shards
         self._hooks = hooks
         self.count = 0
 
-    async def put_aside(self, batch: Batch, verdicts: Verdicts, server: Server) -> None:
-        """Write catalog rows and journal, one transaction per shard; a lost lease drops the shard.
+    async def put_aside(self, batch: Batch, verdicts: Verdicts, server: Server) -> dict[int, Gated]:
+        """Write catalog rows, gates, parked rows and journal, one transaction per shard.
 
-        Raises StoreUnavailable: nothing of the shard was written, publish it again. MemoryStale as
+        Returns what gates the shards have now. A lost lease drops the shard. Where the database is
+        away, the shard's messages are moved to those to be published again. Raises MemoryStale as
         the journal does.
         """
-        by_shard: dict[int, list[tuple[int, MessageRefused, int]]] = defaultdict(list)
-        for index, refusal, tries in verdicts.refused:
-            by_shard[batch.rows[index][SHARD]].append((index, refusal, tries))
-        for number, given_up in by_shard.items():
-            if await self._put_aside_in_shard(batch, number, given_up, verdicts.left.get(number), server):
-                for index, refusal, tries in given_up:
-                    self.count += 1
-                    row, message = batch.rows[index], batch.messages[index]
-                    is_buried = not is_copy(row) and not is_pointer(row)
-                    self._hooks.put_aside(message, refusal, tries, is_buried=is_buried)
+        refused: dict[int, list[GivenUp]] = defaultdict(list)
+        parked: dict[int, list[int]] = defaultdict(list)
+        for given_up in verdicts.refused:
+            refused[batch.rows[given_up.index][SHARD]].append(given_up)
+        for index in verdicts.parked:
+            parked[batch.rows[index][SHARD]].append(index)
+        gated: dict[int, Gated] = {}
+        for number in refused.keys() | parked.keys():
+            try:
+                state = await self._put_aside_in_shard(
+                    batch, number, refused[number], parked[number], verdicts, server
+                )
+            except StoreUnavailable as error:
+                self._hooks.store_unavailable(error, 0.0)
+                verdicts.give_back(number, [*parked[number], *(each.index for each in refused[number])])
+                continue
+            if state is not None:
+                gated[number] = state
+                self.report(batch, refused[number])
+        return gated
 
     async def _put_aside_in_shard(
         self,
         batch: Batch,
         number: int,
-        given_up: list[tuple[int, MessageRefused, int]],
-        left: list[int] | None,
+        refused: Sequence[GivenUp],
+        parked: Sequence[int],
+        verdicts: Verdicts,
         server: Server,
-    ) -> bool:
+    ) -> Gated | None:
         shard = self._shards.get(number)
         part = batch.parts[number]
         if shard is None or shard.stamp != part.stamp:
-            return False
+            return None
+        left = verdicts.left.get(number)
         done = progress_before(part, batch.rows[left[0]][ID]) if left else part.done
-        entry = entry_of({number: done}, {number: shard.epoch})
-        with link_errors():
-            connection = await self._journal.connection()
-            transaction = connection.transaction()
-            await transaction.start()
-            try:
-                appended = await self._journal.append(connection, entry, server)
-                if appended.seq is not None:
-                    for index, refusal, tries in given_up:
-                        row, message = batch.rows[index], batch.messages[index]
-                        if is_copy(row):
-                            await self._store.mark_copy(connection, row, refusal)
-                        elif not is_pointer(row):
-                            await self._store.bury(connection, row, message, refusal, tries)
-            except BaseException:
-                self._journal.drop_connection()  # rolls back, whatever state the connection is in
-                raise
-            await transaction.commit()
-        self._journal.appended([shard], {number: done}, appended)
-        return appended.seq is not None
+        behind: dict[int, list[Row]] = defaultdict(list)
+        for index in parked:
+            gate = verdicts.parked[index]
+            if gate.sequence != batch.rows[index][ID]:  # else read again: it is in the catalog already
+                behind[gate.id].append(batch.rows[index])
+        async with self._journal.fenced(shard, done, server) as connection:
+            if connection is None:
+                return None
+            for given_up in refused:
+                await self.bury(connection, batch, given_up)
+                if given_up.policy != "park":
+                    await self._parking.close(connection, batch.rows[given_up.index], given_up.policy)
+            if behind:
+                await self._parking.park(connection, behind)
+            return (await self._parking.state(connection, [number]))[number]
+
+    async def bury(self, connection: asyncpg.Connection[Any], batch: Batch, given_up: GivenUp) -> None:
+        """Put one message where it belongs, in the transaction that is open."""
+        row, message = batch.rows[given_up.index], batch.messages[given_up.index]
+        if is_copy(row):
+            await self._store.mark_copy(connection, row, given_up.refusal)
+        elif not is_pointer(row):
+            await self._store.bury(connection, row, message, given_up.refusal, given_up.tries)
+
+    def report(self, batch: Batch, refused: Sequence[GivenUp]) -> None:
+        """Count messages put aside, and tell."""
+        for given_up in refused:
+            self.count += 1
+            row, message = batch.rows[given_up.index], batch.messages[given_up.index]
+            is_buried = not is_copy(row) and not is_pointer(row)
+            self._hooks.put_aside(
+                message, given_up.refusal, given_up.tries, given_up.policy, is_buried=is_buried
+            )

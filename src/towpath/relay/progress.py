@@ -15,6 +15,7 @@ from towpath.brokers.ports import OutboundMessage
 from towpath.errors import MessageRefused
 from towpath.store.journal import Progress
 from towpath.store.outbox import ID, SHARD, Row
+from towpath.store.parking import Gate, Gated
 
 
 def boot_time() -> float:
@@ -40,14 +41,22 @@ class Batch:
     parts: dict[int, Part]
     refused: dict[int, MessageRefused] = field(default_factory=dict)
     """Rows no message can be made of, by index; their messages are never sent."""
+    parked: dict[int, Gate] = field(default_factory=dict)
+    """Rows that wait behind a gate, by index; not sent now."""
 
     def select(self, indexes: Sequence[int], parts: dict[int, Part]) -> Batch:
         """Some of the messages, with the parts given."""
         refused = {at: self.refused[index] for at, index in enumerate(indexes) if index in self.refused}
+        parked = {at: self.parked[index] for at, index in enumerate(indexes) if index in self.parked}
         rows, messages = self.rows, self.messages
         return Batch(
-            [rows[index] for index in indexes], [messages[index] for index in indexes], parts, refused
+            [rows[index] for index in indexes], [messages[index] for index in indexes], parts, refused, parked
         )
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the broker is asked at all."""
+        return len(self.refused.keys() | self.parked.keys()) < len(self.messages)
 
     @property
     def size_bytes(self) -> int:
@@ -96,6 +105,8 @@ class Shard:
     """Publishes in a row in which the broker failed this shard."""
     tries: dict[int, int] = field(default_factory=dict)
     """Refusals by outbox id."""
+    gated: Gated = field(default_factory=Gated)
+    """Whether keys of it, or the shard itself, wait for a person's decision."""
 
 
 class Shards:
@@ -157,16 +168,28 @@ class Shards:
         for shard in self:
             self.acquire(shard.number, shard.epoch, shard.lease_until)
 
-    def loaded(self, progress: Mapping[int, Progress]) -> None:
-        """Progress came from the journal."""
+    def loaded(self, progress: Mapping[int, Progress], gated: Mapping[int, Gated]) -> None:
+        """Progress and gates came from the database."""
         for number, done in progress.items():
             shard = self._shards.get(number)
             if shard is not None and shard.done is None:
                 shard.done = shard.journaled = done
+                shard.gated = gated[number]
                 shard.stamp = self._stamp()
 
+    def gate(self, number: int, gated: Gated) -> None:
+        """Gates of the shard were closed or removed; nothing more of a blocked shard is sent."""
+        shard = self._shards.get(number)
+        if shard is None:
+            return
+        if shard.gated.is_blocked != gated.is_blocked:
+            shard.held = None  # read again afterwards, from `done`
+            shard.stamp = self._stamp()
+            self.changed.set()
+        shard.gated = gated
+
     def readable(self, now: float) -> list[Shard]:
-        """Shards whose next rows may be read: loaded, nothing held back, not leaving."""
+        """Shards whose next rows may be read: loaded, nothing held back, neither blocked nor leaving."""
         return [
             shard
             for shard in self
@@ -174,7 +197,16 @@ class Shards:
             and shard.held is None
             and now >= shard.retry_at
             and not shard.is_leaving
+            and not shard.gated.is_blocked
         ]
+
+    def tries_of(self, row: Row) -> int:
+        """Count one more try of a refused message."""
+        shard = self._shards.get(row[SHARD])
+        if shard is None:
+            return 1
+        tries = shard.tries[row[ID]] = shard.tries.get(row[ID], 0) + 1
+        return tries
 
     def is_current(self, number: int, part: Part) -> bool:
         """Whether what was read under the part's stamp is still worth anything."""

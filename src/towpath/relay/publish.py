@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from towpath.brokers.ordering import order_key
 from towpath.brokers.ports import OutboundMessage, Publisher, PublishResult
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.options import RelayOptions
-from towpath.relay.progress import Batch, Shards
-from towpath.store.outbox import ID, KIND, PAYLOAD, SHARD, Row
+from towpath.relay.progress import Batch
+from towpath.store.outbox import DESTINATION, KEY, KIND, PAYLOAD, SHARD, OnPoison, Row
+from towpath.store.parking import Gate
 
 _HOPELESS: Final = frozenset({"too_large", "malformed_header"})
 """Reasons that no further try can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A message that is not tried any more."""
+
+    index: int
+    refusal: MessageRefused
+    tries: int
+    policy: OnPoison
+    """What waits for a person's decision about it."""
 
 
 @dataclass(slots=True)
@@ -24,10 +37,17 @@ class Verdicts:
 
     left: dict[int, list[int]] = field(default_factory=dict)
     """Indexes to publish again, by shard, in order."""
-    refused: list[tuple[int, MessageRefused, int]] = field(default_factory=list)
-    """Messages given up: index, refusal, tries."""
+    refused: list[GivenUp] = field(default_factory=list)
+    """Messages given up."""
+    parked: dict[int, Gate] = field(default_factory=dict)
+    """Messages that wait behind a gate, by index."""
     retry_refused: set[int] = field(default_factory=set)
     """Shards with a refused message that may be tried again."""
+
+    def give_back(self, shard: int, indexes: Sequence[int]) -> None:
+        """What should have been put aside is to be published again: it could not be written down."""
+        self.left[shard] = sorted([*self.left.get(shard, ()), *indexes])
+        self.retry_refused.add(shard)
 
 
 def is_copy(row: Row) -> bool:
@@ -40,35 +60,56 @@ def is_pointer(row: Row) -> bool:
     return bool(row[KIND] == "task" and row[PAYLOAD] is None)
 
 
-def judge(batch: Batch, result: PublishResult, shards: Shards, attempts: int) -> Verdicts:
-    """Sort a batch by its result, and count the tries of refused messages.
+def judge(
+    batch: Batch,
+    result: PublishResult,
+    attempts: int,
+    *,
+    tries_of: Callable[[Row], int],
+    policies: Mapping[str, OnPoison],
+) -> Verdicts:
+    """Sort a batch by its result; `tries_of` counts one more try of a refused message.
 
     A copy of a dead letter that meets a configuration failure counts as refused: copies must not
-    hold up events.
+    hold up events. Where a given-up message makes others wait, later ones of the batch are not
+    given up as well but left: they are parked, or stay unread, from then on.
     """
     verdicts = Verdicts()
     refused = {**result.refused, **batch.refused}
     acknowledged = result.acknowledged
     if len(acknowledged) == len(batch.messages) and not refused:
         return verdicts
+    waiting: set[object] = set()
     for index, row in enumerate(batch.rows):
         if index in acknowledged:
             continue
+        if index in batch.parked:
+            verdicts.parked[index] = batch.parked[index]
+            continue
         number = row[SHARD]
+        lane = (number, row[DESTINATION], row[KEY])
         refusal = refused.get(index)
         if refusal is None and result.configuration is not None and is_copy(row):
             refusal = MessageRefused("configuration", str(result.configuration))
-        if refusal is not None:
-            shard = shards.get(number)
-            tries = 1
-            if shard is not None:
-                tries = shard.tries[row[ID]] = shard.tries.get(row[ID], 0) + 1
+        if refusal is not None and number not in waiting and lane not in waiting:
+            tries = tries_of(row)
             if tries >= attempts or refusal.reason in _HOPELESS:
-                verdicts.refused.append((index, refusal, tries))
+                policy = _policy(row, policies)
+                verdicts.refused.append(GivenUp(index, refusal, tries, policy))
+                if policy != "park":
+                    waiting.add(number if policy == "block" else lane)
                 continue
             verdicts.retry_refused.add(number)
         verdicts.left.setdefault(number, []).append(index)
     return verdicts
+
+
+def _policy(row: Row, policies: Mapping[str, OnPoison]) -> OnPoison:
+    """What the destination asks for, where there will be a dead letter to decide about and a key to hold."""
+    if is_copy(row) or is_pointer(row):
+        return "park"
+    policy = policies.get(row[DESTINATION], "park")
+    return "park" if policy == "park_key" and row[KEY] is None else policy
 
 
 class Sender:
@@ -93,7 +134,7 @@ class Sender:
         return None
 
     async def send(self, batch: Batch) -> PublishResult:
-        """Publish the batch's messages but those already refused. At most the publish deadline."""
+        """Publish the batch's messages but those refused already or parked. At most the publish deadline."""
         messages, indexes = _sendable(batch)
         if not messages:
             return PublishResult()
@@ -128,15 +169,19 @@ def _sendable(batch: Batch) -> tuple[list[OutboundMessage], list[int] | None]:
 
     What a refused row withholds: later messages of its key, which would overtake it.
     """
-    if not batch.refused:
+    if not batch.refused and not batch.parked:
         return batch.messages, None
     messages: list[OutboundMessage] = []
     indexes: list[int] = []
-    withheld = {(batch.messages[index].address, batch.messages[index].key) for index in batch.refused}
+    withheld: set[tuple[str, str]] = set()
     for index, message in enumerate(batch.messages):
-        if index not in batch.refused and (
-            message.key is None or (message.address, message.key) not in withheld
-        ):
-            messages.append(message)
-            indexes.append(index)
+        key = order_key(message)
+        if index in batch.parked or (key is not None and key in withheld):
+            continue
+        if index in batch.refused:
+            if key is not None:
+                withheld.add(key)
+            continue
+        messages.append(message)
+        indexes.append(index)
     return messages, indexes

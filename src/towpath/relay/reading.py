@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Final
 
 from towpath.errors import SchemaMismatch, StoreUnavailable
@@ -16,7 +17,8 @@ from towpath.relay.progress import Batch, Shards, boot_time
 from towpath.relay.reader import MemoryStale, Reader, check_not_ahead
 from towpath.relay.window import Pace
 from towpath.store.journal import Journal
-from towpath.store.outbox import OutboxReader, Server
+from towpath.store.outbox import OnPoison, OutboxReader, Server
+from towpath.store.parking import Parking
 
 _READDRESS_SECONDS: Final = 5.0
 
@@ -29,6 +31,7 @@ class Reading:
         link: Link,
         schema: str,
         journal: Journal,
+        parking: Parking,
         shards: Shards,
         away: Away,
         options: RelayOptions,
@@ -37,6 +40,7 @@ class Reading:
         self._link = link
         self._schema = schema
         self._journal = journal
+        self._parking = parking
         self._shards = shards
         self._away = away
         self._options = options
@@ -49,6 +53,13 @@ class Reading:
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
         self.ticked_at = boot_time()
         self.error: BaseException | None = None
+        self.policies: Mapping[str, OnPoison] = {}
+        """What waits for a refused message, by destination; read again every few seconds."""
+
+    @property
+    def outbound(self) -> Outbound | None:
+        """What makes messages in the present session."""
+        return None if self._reader is None else self._reader.outbound
 
     @property
     def server(self) -> Server | None:
@@ -128,23 +139,28 @@ class Reading:
             store = self._store = OutboxReader(connection, self._schema)
             await store.prepare()
             server, _ = await store.server()
-            outbound = Outbound(await store.installation(), await store.destinations())
+            destinations = await store.destinations()
+            outbound = Outbound(await store.installation(), destinations.addresses)
             reader = self._reader = Reader(store, server, outbound, self._options)
+            self.policies = destinations.policies
             self._readdressed_at = boot_time()
         elif boot_time() - self._readdressed_at > _READDRESS_SECONDS and self._store is not None:
-            reader.outbound.readdress(await self._store.destinations())
+            destinations = await self._store.destinations()
+            reader.outbound.readdress(destinations.addresses)
+            self.policies = destinations.policies
             self._readdressed_at = boot_time()
         return reader
 
     async def _load(self) -> None:
-        """Read from the journal where shards stand that were taken since."""
+        """Read where shards stand that were taken since, and what waits in them."""
         numbers = [shard.number for shard in self._shards if shard.done is None]
         if not numbers or self._store is None:
             return
-        progress = await self._journal.load(await self._link.connection(), numbers)
+        connection = await self._link.connection()
+        progress = await self._journal.load(connection, numbers)
         missing = sorted(set(numbers) - set(progress))
         if missing:
             raise SchemaMismatch(f"the journal has no row for the shards {missing}: it was edited by hand")
         _, now = await self._store.server()
         check_not_ahead(list(progress.values()), now)
-        self._shards.loaded(progress)
+        self._shards.loaded(progress, await self._parking.state(connection, numbers))

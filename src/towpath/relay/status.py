@@ -25,6 +25,10 @@ class RelayStatus:
     """Messages that could not be published."""
     held_count: int
     """Messages waiting for another try."""
+    gate_count: int
+    """Keys and shards that wait for a person's decision about a refused message, at the last look."""
+    blocked_shards: list[int]
+    """Shards of which nothing is sent until then."""
     problems: list[str]
     """What keeps it from being ready, one line each."""
 

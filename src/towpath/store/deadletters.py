@@ -111,7 +111,10 @@ class DeadLetters:
     async def replay_unpublished(
         self, connection: Connection, ids: Sequence[int], *, max_replays: int | None
     ) -> list[Released]:
-        """Write refused messages into the outbox again, in the caller's transaction."""
+        """Send refused messages again, in the caller's transaction.
+
+        Through the outbox, at its end; but one that others wait for goes before them.
+        """
         await connection.execute(self._sql["raise_synchronous_commit"])
         letters = await connection.fetch(self._sql["lock_open_dead_letters"], ids, "", max_replays)
         await connection.execute(self._sql["republish"], [row["id"] for row in letters])
@@ -119,8 +122,12 @@ class DeadLetters:
         return await self._close(connection, letters, states, "replayed")
 
     async def discard(self, connection: Connection, group: str, ids: Sequence[int]) -> list[Released]:
-        """Close open dead letters without running them, in the caller's transaction. Tasks stay DEAD."""
+        """Close open dead letters without running them, in the caller's transaction.
+
+        Tasks stay DEAD; what waits for a refused message goes on without it.
+        """
         letters = await connection.fetch(self._sql["lock_open_dead_letters"], ids, group, None)
+        await connection.execute(self._sql["open_publish_gates"], [row["id"] for row in letters])
         states = {row["message_id"]: "DEAD" for row in letters}
         return await self._close(connection, letters, states, "discarded")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import asyncpg
 
@@ -23,13 +23,19 @@ payload, created_at, key_hash, and one more that only this module reads."""
 
 ID: Final = 0
 SHARD: Final = 1
+MESSAGE_ID: Final = 2
 KIND: Final = 3
 DESTINATION: Final = 4
+TYPE: Final = 5
+KEY: Final = 6
 CONTENT_TYPE: Final = 7
 HEADERS: Final = 8
 PAYLOAD: Final = 9
 CREATED_AT: Final = 10
 """Microseconds since 2000-01-01 UTC, as Postgres keeps it: a datetime per row is dear."""
+
+OnPoison: TypeAlias = Literal["park", "park_key", "block"]
+"""What waits when a message cannot be published: nothing, later messages of its key, its whole shard."""
 
 _KEY: Final = struct.Struct("!QQ")
 
@@ -57,6 +63,14 @@ class Poll:
     """In id order; of use only when not `is_truncated`."""
     is_truncated: bool
     """The window is larger than the row or byte limit: list its keys instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """What is said about destinations; one that is missing is its own address, its policy `park`."""
+
+    addresses: Mapping[str, str]
+    policies: Mapping[str, OnPoison]
 
 
 @dataclass(slots=True)
@@ -194,10 +208,13 @@ class OutboxReader:
         )
         return rows
 
-    async def destinations(self) -> dict[str, str]:
-        """Address by destination, for those that differ."""
+    async def destinations(self) -> Destinations:
+        """What is said about destinations."""
         rows = await self._connection.fetch(self._sql["destinations"])
-        return {row["name"]: row["address"] for row in rows}
+        return Destinations(
+            {row["name"]: row["address"] for row in rows},
+            {row["name"]: row["on_poison"] for row in rows},
+        )
 
     async def installation(self) -> str:
         """The id of this installation, fixed when the schema was made."""

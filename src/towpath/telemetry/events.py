@@ -38,7 +38,14 @@ _EVENTS: Final = (
     _event("relay.broker_recovered", "Publishing again.", "relay seconds"),
     _event("relay.store_unavailable", "The database is away.", "relay error backoff_seconds"),
     _event(
-        "relay.message_refused", "One message was put aside.", "message_id destination type reason attempts"
+        "relay.message_refused",
+        "One message was put aside; by its policy nothing waits (`park`), its key or its shard.",
+        "message_id destination type reason attempts policy",
+    ),
+    _event(
+        "relay.gate_released",
+        "What waited for a refused message was sent, after a person decided; empty gates are gone.",
+        "relay shard count removed closed_again",
     ),
     _event("relay.slot_cleared", "A slot of the outbox ring was truncated.", "relay slot bytes seconds"),
     _event(

@@ -196,6 +196,18 @@ RELAY_BACKOFFS: Final = Metric(
 RELAY_SHARDS_OWNED: Final = Metric(
     "towpath.relay.shards.owned", "gauge", "{shard}", "Shards this relay holds a live lease of."
 )
+RELAY_SHARDS_BLOCKED: Final = Metric(
+    "towpath.relay.shards.blocked",
+    "gauge",
+    "{shard}",
+    "Shards of this relay that send nothing until a person decides about a refused message (`block`).",
+)
+RELAY_GATES_CLOSED: Final = Metric(
+    "towpath.relay.gates.closed",
+    "gauge",
+    "{gate}",
+    "Keys and shards of this relay that wait for a decision about a refused message, or are being caught up.",
+)
 RELAY_LEASES_LOST: Final = Metric(
     "towpath.relay.leases.lost", "counter", "{lease}", "Times this relay found that its lease was gone."
 )
@@ -291,6 +303,8 @@ METRICS: Final = (
     RELAY_WINDOW_ROWS,
     RELAY_BACKOFFS,
     RELAY_SHARDS_OWNED,
+    RELAY_SHARDS_BLOCKED,
+    RELAY_GATES_CLOSED,
     RELAY_LEASES_LOST,
     TASKS_CLAIMED,
     TASKS_SETTLED,

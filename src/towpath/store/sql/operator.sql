@@ -124,12 +124,36 @@ update towpath.task t
 returning t.id, t.state, t.version, t.run_no, t.due_at
 
 -- name: republish
--- Refused messages go back through the outbox under their own id, in the order of their first try. Index: primary key.
+-- Refused messages go back under their own id, in the order of their first try. One that holds a publish gate closed
+-- keeps its place too: it is put before what waits behind the gate, which opens. The others are written into the
+-- outbox again. Indexes: primary key, publish_gate_head.
+with letter as materialized (
+  select d.* from towpath.dead_letter d where d.id = any($1::bigint[]) and d.state = 'open'
+), opened as (
+  update towpath.publish_gate g set released_at = towpath.clock()
+    from letter d
+   where g.message_id = d.message_id and g.destination = d.source and g.key is not distinct from d.key
+     and g.released_at is null
+  returning g.id as gate, g.sequence, d.id as letter
+), put_first as (
+  insert into towpath.parked_message (gate, id, message_id, kind, type, content_type, headers, payload, created_at)
+  select g.gate, g.sequence, d.message_id, coalesce(d.kind, 'event'), coalesce(d.type, 'unknown'),
+         coalesce(d.content_type, 'application/octet-stream'), d.headers, d.payload, d.first_dead_at
+    from opened g join letter d on d.id = g.letter
+  on conflict (gate, id) do nothing
+)
 insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
 select towpath.shard(d.source, d.key, d.message_id), d.message_id, coalesce(d.kind, 'event'), d.source,
        coalesce(d.type, 'unknown'), d.key, coalesce(d.content_type, 'application/octet-stream'), d.headers, d.payload
-  from towpath.dead_letter d where d.id = any($1::bigint[]) and d.state = 'open'
+  from letter d where d.id <> all(array(select g.letter from opened g))
  order by d.position nulls first, d.id
+
+-- name: open_publish_gates
+-- What waits for dead letters $1 goes on without them. Indexes: primary key, publish_gate_head.
+update towpath.publish_gate g set released_at = towpath.clock()
+  from towpath.dead_letter d
+ where d.id = any($1::bigint[]) and d.consumer_group = '' and d.state = 'open' and g.message_id = d.message_id
+   and g.destination = d.source and g.key is not distinct from d.key and g.released_at is null
 
 -- name: close_dead_letters
 -- open to $2, where it is still open. Index: primary key.
@@ -200,11 +224,16 @@ select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, 
   from towpath.task_event e where e.consumer_group = $1 and e.task_id = $2 order by e.seq
 
 -- name: outbox_backlog
--- Per shard: owner, progress, and what is not published yet, counted up to $1 rows. Takes no locks; index:
--- outbox_window.
+-- Per shard: owner, progress, what is not published yet and what is parked, counted up to $1 rows. Takes no locks;
+-- indexes: outbox_window, those of publish_gate.
 select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r.host as relay_host,
        extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
-       b.pending, extract(epoch from towpath.clock() - b.oldest)::float8 as oldest_age_seconds
+       b.pending, extract(epoch from towpath.clock() - b.oldest)::float8 as oldest_age_seconds,
+       (select count(*) from (select from towpath.publish_gate g where g.shard = l.shard and g.policy = 'park_key'
+                              limit $1) k) as keys_parked,
+       (select count(*) from (select from towpath.publish_gate g join towpath.parked_message m on m.gate = g.id
+                              where g.shard = l.shard limit $1) m) as parked,
+       exists (select from towpath.publish_gate g where g.shard = l.shard and g.policy = 'block') as is_blocked
   from towpath.shard_lease l
   left join towpath.relay r on r.id = l.relay
   left join towpath.shard_progress p on p.shard = l.shard
@@ -229,3 +258,24 @@ select c.relname as name, greatest(c.reltuples, 0)::bigint as rows_estimated, pg
        c.relname = 'outbox_' || towpath.ring_slot() as is_current
   from pg_inherits i join pg_class c on c.oid = i.inhrelid
  where i.inhparent = 'towpath.outbox'::regclass order by c.relname
+
+-- name: destinations
+-- Every destination with a row or a gate: gates and what is parked behind them, counted up to $1. Indexes: primary keys.
+select n.name, b.name as broker, coalesce(d.address, n.name) as address, coalesce(d.on_poison, 'park') as on_poison,
+       (select count(*) from (select from towpath.publish_gate g where g.destination = n.name limit $1) g) as gates,
+       (select count(*) from (select from towpath.publish_gate g join towpath.parked_message m on m.gate = g.id
+                              where g.destination = n.name limit $1) m) as parked
+  from (select d.name from towpath.destination d union select g.destination from towpath.publish_gate g) n
+  left join towpath.destination d on d.name = n.name
+  join towpath.broker b on b.number = coalesce(d.broker, 0)
+ order by n.name
+
+-- name: set_destination
+-- Index: primary key.
+insert into towpath.destination as d (name, address, on_poison) values ($1, coalesce($2, $1), coalesce($3, 'park'))
+on conflict (name) do update set address = coalesce($2, d.address), on_poison = coalesce($3, d.on_poison)
+returning d.name, d.address, d.on_poison
+
+-- name: forget_destination
+-- Index: primary key.
+delete from towpath.destination d where d.name = $1 returning d.name

@@ -83,8 +83,10 @@ select pg_postmaster_start_time()::text as started_at,
        pg_backend_pid()::text as backend, pg_current_snapshot()::text as snapshot
 
 -- name: destinations
--- Names that are not their own address at the broker. Read about every renewal; index: primary key.
-select d.name, d.address from towpath.destination d where d.address <> d.name order by d.name
+-- Names that are not their own address at the broker, or have a policy of their own. Read about every renewal;
+-- index: primary key.
+select d.name, d.address, d.on_poison from towpath.destination d
+where d.address <> d.name or d.on_poison <> 'park' order by d.name
 
 -- name: installation
 -- Who we are on the wire. Index: primary key.

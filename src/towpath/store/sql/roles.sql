@@ -52,6 +52,7 @@ grant select, insert, update, delete on towpath.journal to towpath_relay;
 grant select, update on towpath.shard_lease to towpath_relay;
 grant select, insert, update, delete on towpath.relay to towpath_relay;
 grant select, insert, update on towpath.dead_letter to towpath_relay;
+grant select, insert, update, delete on towpath.publish_gate, towpath.parked_message to towpath_relay;
 -- Events for later become outbox rows when due.
 grant select, delete on towpath.scheduled to towpath_relay;
 grant select, insert, delete on towpath.scheduled_progress to towpath_relay;
@@ -64,13 +65,14 @@ grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.
 -- History is written, and forgotten with its task; never changed.
 grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
-grant select on towpath.shard_progress to towpath_worker;
+grant select on towpath.shard_progress, towpath.parked_message to towpath_worker;
 -- A delayed task is numbered when it is due.
 grant usage on sequence towpath.outbox_id_seq to towpath_worker;
 
 grant towpath_producer to towpath_operator;
 grant select on all tables in schema towpath to towpath_operator;
-grant update on towpath.task, towpath.dead_letter to towpath_operator;
+grant update on towpath.task, towpath.dead_letter, towpath.publish_gate to towpath_operator;
+grant insert on towpath.parked_message to towpath_operator;
 grant insert, update, delete on towpath.key_gate to towpath_operator;
 grant insert on towpath.task_event to towpath_operator;
 grant insert, update on towpath.audit to towpath_operator;

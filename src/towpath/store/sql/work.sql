@@ -296,12 +296,14 @@ select r.consumer_group, r.id, 'task.reaped', 'RUNNING', r.state, r.version, r.a
 returning version
 
 -- name: lost
--- Submitted tasks whose message was published long ago and never came. Index: task_accepted.
+-- Submitted tasks whose message was published long ago and never came; one that is parked at the relay has its
+-- turn yet to come. Indexes: task_accepted, parked_message_id.
 select t.id, t.source, case when $4 then t.key end as lane from towpath.task t
   join towpath.shard_progress p on p.shard = t.shard
  where t.consumer_group = $1 and t.state = 'ACCEPTED' and t.kind = 'task'
    and t.updated_at < towpath.clock() - make_interval(secs => $2)
    and (pg_visible_in_snapshot(t.xid, p.snapshot_from) or (p.last_id is null and pg_visible_in_snapshot(t.xid, p.snapshot_to)))
+   and not exists (select from towpath.parked_message m where m.message_id = t.id)
  order by t.updated_at limit $3
 
 -- name: redrive

@@ -15,6 +15,7 @@ comment on table towpath.destination is 'Where destinations live. One without a 
 comment on column towpath.destination.name is 'Name that producers write.';
 comment on column towpath.destination.broker is 'The broker it lives on.';
 comment on column towpath.destination.address is 'Kafka topic or RabbitMQ exchange.';
+comment on column towpath.destination.on_poison is 'What waits for a person when the broker refuses a message for good: nothing (park), later messages of its key (park_key), its whole shard (block).';
 
 comment on table towpath.outbox is 'Append-only log of messages written by business transactions: a ring of partitions, each truncated as a whole once it is published and old enough. Rows are never updated.';
 comment on column towpath.outbox.slot is 'Ring partition, from the time of the insert. Never given by producers.';
@@ -79,8 +80,30 @@ comment on column towpath.journal.snapshot_to is 'The window being published: vi
 comment on column towpath.journal.xid is 'The writing transaction; tells a copied or restored database from the original.';
 comment on column towpath.journal.created_at is 'When it was written, by the database clock.';
 
+comment on table towpath.publish_gate is 'Keys (park_key) and shards (block) that wait until a person decides about a message that cannot be published.';
+comment on column towpath.publish_gate.id is 'Order of closing.';
+comment on column towpath.publish_gate.shard is 'The shard; its owner closes the gate and sends what is behind it.';
+comment on column towpath.publish_gate.destination is 'Destination of the message that was refused.';
+comment on column towpath.publish_gate.key is 'Its ordering key: whatever follows in it is parked. Null only where the shard is blocked.';
+comment on column towpath.publish_gate.policy is 'park_key: later messages of the key wait. block: the whole shard does.';
+comment on column towpath.publish_gate.message_id is 'The message it waits for; its dead letter has stage publish.';
+comment on column towpath.publish_gate.sequence is 'Its outbox id.';
+comment on column towpath.publish_gate.created_at is 'When it was closed first.';
+comment on column towpath.publish_gate.released_at is 'When its dead letter was replayed or discarded; null while nobody has decided.';
+
+comment on table towpath.parked_message is 'Messages behind a publish gate, sent in the order of their ids when it opens.';
+comment on column towpath.parked_message.gate is 'The gate.';
+comment on column towpath.parked_message.id is 'Outbox id, as it travels.';
+comment on column towpath.parked_message.message_id is 'As in outbox.';
+comment on column towpath.parked_message.kind is 'As in outbox.';
+comment on column towpath.parked_message.type is 'As in outbox.';
+comment on column towpath.parked_message.content_type is 'As in outbox.';
+comment on column towpath.parked_message.headers is 'As in outbox.';
+comment on column towpath.parked_message.payload is 'As in outbox.';
+comment on column towpath.parked_message.created_at is 'As in outbox.';
+
 comment on view towpath.shard_progress is 'The newest journaled progress of each shard.';
-comment on view towpath.outbox_message is 'Outbox rows with their derived status, for people: PENDING or SENT.';
+comment on view towpath.outbox_message is 'Outbox rows with their derived status, for people: PENDING, PARKED (behind a publish gate) or SENT.';
 
 comment on table towpath.worker is 'Leases of consumer processes; a task belongs to a worker and lives as long as its lease.';
 comment on column towpath.worker.id is 'Identity of one process run; a process whose lease lapsed starts again under a new one.';

@@ -39,9 +39,10 @@ create table towpath.broker (
 insert into towpath.broker values (0, 'default');
 
 create table towpath.destination (
-  name    text primary key check (name ~ '^[A-Za-z0-9._-]{1,200}$'),
-  broker  smallint not null default 0 references towpath.broker,
-  address text not null check (address ~ '^[A-Za-z0-9._-]{1,200}$')
+  name      text primary key check (name ~ '^[A-Za-z0-9._-]{1,200}$'),
+  broker    smallint not null default 0 references towpath.broker,
+  address   text not null check (address ~ '^[A-Za-z0-9._-]{1,200}$'),
+  on_poison text not null default 'park' check (on_poison in ('park', 'park_key', 'block'))
 );
 
 create function towpath.shard(destination text, key text, message_id uuid) returns smallint
@@ -145,9 +146,42 @@ create view towpath.shard_progress as
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
   order by p.shard, p.epoch desc, j.seq desc;
 
+-- Keys, or whole shards, that wait until a person decides about a message that cannot be published.
+create table towpath.publish_gate (
+  id          bigint generated always as identity primary key,
+  shard       smallint not null,
+  destination text not null,
+  key         text,
+  policy      text not null check (policy in ('park_key', 'block')),
+  message_id  uuid not null,
+  sequence    bigint not null,
+  created_at  timestamptz not null default towpath.clock(),
+  released_at timestamptz,
+  unique (shard, destination, key)
+);
+create index publish_gate_head on towpath.publish_gate (message_id);
+create index publish_gate_block on towpath.publish_gate (shard) where policy = 'block';
+create index publish_gate_released on towpath.publish_gate (shard, id) where released_at is not null;
+
+-- What waits behind a gate: taken out of the outbox whole, so that the ring never has to keep it.
+create table towpath.parked_message (
+  gate         bigint not null references towpath.publish_gate,
+  id           bigint not null,
+  message_id   uuid not null,
+  kind         text not null,
+  type         text not null,
+  content_type text not null,
+  headers      json not null,
+  payload      bytea,
+  created_at   timestamptz not null,
+  primary key (gate, id)
+);
+create index parked_message_id on towpath.parked_message (message_id);
+
 create view towpath.outbox_message as
   select o.*,
-    case when pg_visible_in_snapshot(o.xid, p.snapshot_from)
+    case when exists (select from towpath.parked_message m where m.message_id = o.message_id and m.id = o.id) then 'PARKED'
+         when pg_visible_in_snapshot(o.xid, p.snapshot_from)
            or (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id))
          then 'SENT' else 'PENDING' end as status
   from towpath.outbox o left join towpath.shard_progress p using (shard);

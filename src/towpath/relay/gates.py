@@ -1,0 +1,176 @@
+"""Publish gates: what waits for a person's decision about a refused message, and its way out.
+
+Rows behind a gate leave the outbox's flow: they are written into a table of their own, in the same
+transaction as the progress past them, so the shard goes on and neither memory nor the ring of the
+outbox grows with what waits. Only the owner of a shard closes, fills and empties its gates; a person
+opens one by replaying or discarding its dead letter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from towpath.relay.hooks import RelayHooks
+from towpath.relay.journaling import JournalWriter
+from towpath.relay.link import link_errors
+from towpath.relay.options import RelayOptions
+from towpath.relay.outbound import Outbound
+from towpath.relay.poison import Poison
+from towpath.relay.progress import Batch, Part, Shards, boot_time
+from towpath.relay.publish import GivenUp, Verdicts
+from towpath.store.outbox import DESTINATION, ID, KEY, SHARD, Row, Server
+from towpath.store.parking import GATE, Gate, Parking
+
+_LOOK_SECONDS: Final = 1.0
+_GATES: Final = 200
+"""Most gates emptied at once."""
+
+
+class Gates:
+    """The gates of the shards this relay owns. Uses the journal's connection."""
+
+    def __init__(
+        self,
+        journal: JournalWriter,
+        parking: Parking,
+        poison: Poison,
+        shards: Shards,
+        options: RelayOptions,
+        hooks: RelayHooks,
+    ) -> None:
+        self._journal = journal
+        self._parking = parking
+        self._poison = poison
+        self._shards = shards
+        self._options = options
+        self._hooks = hooks
+        self._look_at = 0.0
+        self._tries: dict[int, int] = {}
+        """Refusals of parked messages by outbox id."""
+        self._released: dict[int, int] = {}
+        """Gates being emptied, with their shards."""
+        self.count = 0
+        """Gates of this relay's shards, at the last look."""
+
+    def concerns(self, batch: Batch) -> bool:
+        """Whether anything of the batch may have to wait."""
+        return any(
+            shard is not None and shard.gated.has_gates for shard in map(self._shards.get, batch.parts)
+        )
+
+    async def parked(self, batch: Batch, server: Server) -> dict[int, Gate]:
+        """The messages that wait behind a gate, by index. Raises StoreUnavailable."""
+        rows = [row for row in batch.rows if self._is_gated(row[SHARD])]
+        if not rows:
+            return {}
+        with link_errors():
+            gates = await self._parking.gates_of(await self._journal.connection(), rows, server)
+        found: dict[int, Gate] = {}
+        if gates:
+            for index, row in enumerate(batch.rows):
+                gate = gates.get((row[SHARD], row[DESTINATION], row[KEY]))
+                if gate is not None and row[KEY] is not None:
+                    found[index] = gate
+        return found
+
+    def _is_gated(self, number: int) -> bool:
+        shard = self._shards.get(number)
+        return shard is not None and shard.gated.has_gates
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look for gates that were opened."""
+        if now < self._look_at:
+            return False
+        if any(shard.gated.has_gates for shard in self._shards):
+            return True
+        if self.count:
+            self.count = 0
+            self._hooks.gates(0, 0)
+        return False
+
+    async def released(self, outbound: Outbound, server: Server) -> Batch | None:
+        """The next messages behind gates that a person opened, maybe none; None: no gate is open.
+
+        Raises StoreUnavailable.
+        """
+        self._look_at = boot_time() + _LOOK_SECONDS
+        shards = [shard for shard in self._shards if shard.gated.has_gates and not shard.is_leaving]
+        blocked = sum(shard.gated.is_blocked for shard in shards)
+        numbers = [shard.number for shard in shards]
+        options = self._options
+        with link_errors():
+            connection = await self._journal.connection()
+            self.count = await self._parking.count(connection, numbers)
+            self._released = await self._parking.released(connection, numbers, server, limit=_GATES)
+            if not self._released:
+                self._hooks.gates(self.count, blocked)
+                return None
+            rows = await self._parking.behind(
+                connection,
+                list(self._released),
+                row_limit=options.window_rows,
+                byte_limit=options.window_bytes,
+            )
+        self._hooks.gates(self.count, blocked)
+        messages, refused = outbound.messages(rows)
+        parts = {
+            shard.number: Part(shard.done, shard.stamp)
+            for shard in shards
+            if shard.done is not None and shard.number in self._released.values()
+        }
+        return Batch(rows, messages, parts, refused)
+
+    def tries_of(self, row: Row) -> int:
+        """Count one more try of a parked message."""
+        tries = self._tries[row[ID]] = self._tries.get(row[ID], 0) + 1
+        return tries
+
+    async def settle(self, batch: Batch, verdicts: Verdicts, server: Server) -> None:
+        """Forget what was sent or given up, close gates again, remove empty ones.
+
+        Raises StoreUnavailable: what was sent is sent again. MemoryStale as the journal does.
+        """
+        left = {index for indexes in verdicts.left.values() for index in indexes}
+        refused: dict[int, list[GivenUp]] = defaultdict(list)
+        settled: dict[int, list[Row]] = defaultdict(list)
+        for given_up in verdicts.refused:
+            refused[batch.rows[given_up.index][SHARD]].append(given_up)
+        for index, row in enumerate(batch.rows):
+            if index not in left:
+                settled[row[SHARD]].append(row)
+        for number in batch.parts:
+            await self._settle_shard(batch, number, settled[number], refused[number], server)
+        now = boot_time()
+        if verdicts.retry_refused:
+            tries = max(self._tries.values(), default=1)
+            self._look_at = now + self._options.backoff.delay(tries).total_seconds()
+        elif not left:
+            self._look_at = now  # there may be more
+
+    async def _settle_shard(
+        self, batch: Batch, number: int, settled: Sequence[Row], refused: Sequence[GivenUp], server: Server
+    ) -> None:
+        shard = self._shards.get(number)
+        if shard is None or shard.done is None:
+            return
+        gates = [gate for gate, owner in self._released.items() if owner == number]
+        async with self._journal.fenced(shard, shard.done, server) as connection:
+            if connection is None:
+                return
+            for given_up in refused:
+                await self._poison.bury(connection, batch, given_up)
+                if given_up.policy != "park":
+                    await self._parking.close_again(connection, batch.rows[given_up.index], given_up.policy)
+            if settled:
+                await self._parking.unpark(connection, settled)
+            removed = await self._parking.remove(connection, gates)
+            state = (await self._parking.state(connection, [number]))[number]
+        self._shards.gate(number, state)
+        for row in settled:
+            self._tries.pop(row[ID], None)
+        self._poison.report(batch, refused)
+        if removed or settled:
+            closed = {batch.rows[each.index][GATE] for each in refused if each.policy != "park"}
+            self._hooks.gate_released(number, len(settled) - len(refused), len(removed), len(closed))
