@@ -32,6 +32,7 @@ class CrashPoint(StrEnum):
     BURIED_BEFORE_ACK = "buried_before_ack"
     DUE_STARTED = "due_started"
     REPLAYED_BATCH = "replayed_batch"
+    REPUBLISHED_BATCH = "republished_batch"
     MOVED_DUE = "moved_due"
 
 

@@ -335,6 +335,8 @@ ARGUMENTS = [
     ("destination", "set", "orders", "--on-poison"),
     ("destination", "set", "orders", "--reason"),
     ("destination", "unset"),
+    ("outbox", "republish", "--dry-run", "--since"),
+    ("outbox", "republish", "--dry-run", "--since", "1h", "--where"),
 ]
 
 

@@ -143,18 +143,25 @@ async def test_block_stops_the_shard_and_says_so_until_a_person_decides(
         await eventually(lambda: relay.status().blocked_shards == [shard])
         assert not relay.status().is_ready
         assert "blocked" in relay.status().problems[0]
-        for number in range(40):
-            await emit(db, f"k{number}", b"later", destination="views")
+        await db.execute(
+            """
+            insert into towpath.outbox
+              (shard, message_id, kind, destination, type, key, content_type, payload)
+            select towpath.shard('views', n, gen_random_uuid()), gen_random_uuid(), 'event', 'views', 't', n,
+                   '', 'later'
+            from (select n::text from generate_series(1, 300) n) k
+            """
+        )
         in_shard = await db.fetchval(
             "select count(*) from towpath.outbox where shard = $1 and payload = 'later'", shard
         )
-        assert 0 < in_shard < 40
-        await eventually(lambda: len(broker.arrivals) == 40 - in_shard)
+        assert 0 < in_shard < 300
+        await eventually(lambda: len(broker.arrivals) == 300 - in_shard)
         pending = "select count(*) from towpath.outbox_message where status = 'PENDING'"
         await until(db, pending, in_shard)
         broker.poison.clear()
         assert await decide(db) == 1
-        await eventually(lambda: len(broker.arrivals) == 41)
+        await eventually(lambda: len(broker.arrivals) == 301)
         await eventually(lambda: relay.status().is_ready)
     assert await db.fetchval(GATES) == 0
 
@@ -200,6 +207,7 @@ async def test_what_is_parked_outlives_the_slot_it_was_written_to(
             f"create or replace function towpath.ring_slot() returns smallint language sql volatile "
             f"as 'select {(slot + 2) % 4}::smallint'"
         )
+        reason: str | None = "not tried"
         for _ in range(200):
             reason = await store.clear(db, slot, 0.0, hold_seconds=1.0)
             if reason is None:

@@ -1,15 +1,18 @@
-"""`towpath outbox`: what is written and not published yet."""
+"""`towpath outbox`: what is written and not published yet, and sending again what was."""
 
 from typing import Annotated, Any
 
 import typer
 
-from towpath.cli.options import Json
+from towpath.cli import republishing
+from towpath.cli.options import Actor, Because, DryRun, Json, Yes
 from towpath.cli.output import age, as_json, table
 from towpath.cli.session import connected, run_async
 from towpath.store.statements import load
 
-app = typer.Typer(name="outbox", help="What is written and not published yet.", no_args_is_help=True)
+app = typer.Typer(
+    name="outbox", help="What is written and not published yet; sending again what was.", no_args_is_help=True
+)
 
 _COUNTED = 10_000
 
@@ -51,6 +54,38 @@ def status(
     if rows:
         table(rows, ("shard", "pending", "oldest", "owner", "epoch", "progress"), empty="")
     table(report["slots"], ("name", "rows_estimated", "bytes", "is_current"), empty="")
+
+
+@app.command()
+def republish(
+    since: Annotated[
+        str, typer.Option(help="Written at or after: 2026-01-31T14:00Z, or 2h for two hours ago.")
+    ],
+    until: Annotated[str | None, typer.Option(help="Written before; like --since. Default: now.")] = None,
+    destination: Annotated[
+        list[str] | None, typer.Option("--destination", help="Destination; repeatable.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", help="key=…, type=… or id=… (message id); repeatable.")
+    ] = None,
+    maximum: Annotated[int | None, typer.Option("--max", min=1, max=2**31 - 1, help="Most messages.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, max=1e6, help="Most per second.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Send published messages again, from the rows that are still retained. Interrupted, run it again.
+
+    towpath outbox republish --since 2026-01-31T14:00Z --destination orders --where key=o-7 --dry-run
+    """
+    republishing.act(
+        republishing.Request(
+            since=since, until=until, destinations=destination or (), where=where or (), maximum=maximum,
+            rate=rate, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
+        )
+    )  # fmt: skip
 
 
 async def _status() -> dict[str, Any]:

@@ -29,6 +29,8 @@ SEQUENCE: Final = "towpath-sequence"
 BODY: Final = "towpath-body"
 KIND: Final = "towpath-kind"
 INSTALLATION: Final = "towpath-installation"
+REPUBLISHED: Final = "towpath-republished"
+"""Stored first where an operator sends a message again: the audit row; `ce_time` follows it."""
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 

@@ -77,9 +77,12 @@ class Outbound:
                 refused[len(made)] = MessageRefused(error.reason, error.detail)
                 stored = ()
             if own:
+                time = self._time(created_at)
+                if len(stored) > 1 and stored[0][0] == names.REPUBLISHED and stored[1][0] == names.CE_TIME:
+                    time, stored = stored[1][1], (stored[0], *stored[2:])
                 pairs = [*own, *stored]
                 pairs[_AT_ID] = (names.CE_ID, str(message_id).encode())
-                pairs[_AT_TIME] = (names.CE_TIME, self._time(created_at))
+                pairs[_AT_TIME] = (names.CE_TIME, time)
                 pairs[_AT_SEQUENCE] = (names.SEQUENCE, b"%d" % id_)
                 stored = tuple(pairs)
             made.append(

@@ -115,7 +115,7 @@ class DeadLetters:
 
         Through the outbox, at its end; but one that others wait for goes before them.
         """
-        await connection.execute(self._sql["raise_synchronous_commit"])
+        await self.raise_synchronous_commit(connection)
         letters = await connection.fetch(self._sql["lock_open_dead_letters"], ids, "", max_replays)
         await connection.execute(self._sql["republish"], [row["id"] for row in letters])
         states = {row["message_id"]: "PENDING" for row in letters}
@@ -130,6 +130,10 @@ class DeadLetters:
         await connection.execute(self._sql["open_publish_gates"], [row["id"] for row in letters])
         states = {row["message_id"]: "DEAD" for row in letters}
         return await self._close(connection, letters, states, "discarded")
+
+    async def raise_synchronous_commit(self, connection: Connection) -> None:
+        """Make the caller's transaction durable: what it writes into the outbox is published."""
+        await connection.execute(self._sql["raise_synchronous_commit"])
 
     async def begin_audit(
         self, connection: Connection, *, actor: str, action: str, reason: str, criteria: str, counts: str
