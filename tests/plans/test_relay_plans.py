@@ -13,8 +13,8 @@ from towpath.store.database import PLANNER_PINS
 from towpath.store.statements import load
 
 STATEMENTS = {**load("relay"), **load("scheduled"), **load("parking"), **load("republish")}
-READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay", "candidates", "unfinished"}
-"""Not hot: the trimmed journal at a start, one row per relay every few seconds, an operator's look at it all."""
+READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay", "candidates"}
+"""Not hot: the trimmed journal at a start, one row per relay every few seconds, an operator's look at all."""
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

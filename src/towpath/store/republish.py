@@ -44,7 +44,7 @@ class Republishing:
 
     async def newest(self, connection: Connection, asked: str) -> Run | None:
         """The newest run of a request."""
-        row = await connection.fetchrow(self._sql["unfinished"], asked)
+        row = await connection.fetchrow(self._sql["newest"], asked)
         return None if row is None else Run(row["id"], row["filter"], row["counts"])
 
     async def candidates(

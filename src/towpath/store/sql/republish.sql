@@ -7,8 +7,8 @@ select pg_try_advisory_lock(hashtext('towpath.republish'))
 -- name: clock
 select towpath.clock()
 
--- name: unfinished
--- The newest run with the same request $1 that was not carried through: its audit row. Reads the audit table.
+-- name: newest
+-- The newest run with the same request $1. Walks the audit table backwards.
 select a.id, a.filter::text as filter, a.counts::text as counts from towpath.audit a
  where a.action = 'outbox.republish' and a.filter ->> 'asked' = $1
  order by a.id desc limit 1
