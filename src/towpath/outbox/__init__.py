@@ -9,7 +9,8 @@ async with session.begin():
 
 With a SQLAlchemy session (sync or async) `emit` and `send` return at once and the message is
 written just before COMMIT, behind everything the session flushes; `submit` asks the database at
-the call. With an asyncpg connection all of them write at the call and are awaited.
+the call. On a connection without a session (SQLAlchemy Core, asyncpg, psycopg 3) all of them write at
+the call; async ones are awaited.
 
 Order: of transactions that write or lock the same row before they emit, and hold it to COMMIT,
 messages arrive in commit order. Bad input is a `UsageError` raised before the database is asked:

@@ -10,11 +10,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Session
 
 from towpath.errors import NoTransaction
 from towpath.outbox.statements import has_changed
-from towpath.store.callers import A_WRITE
+from towpath.store.callers import (
+    A_WRITE,
+    PlainAsyncConnection,
+    PlainConnection,
+    is_async_psycopg,
+    is_asyncpg,
+    is_psycopg,
+)
 
 
 def route(session: Session) -> Engine | Connection | None:
@@ -32,6 +40,28 @@ def check_options(session_options: Mapping[str, Any], bind: Engine | Connection)
         level = getattr(bind.dialect, "_on_connect_isolation_level", None)
     if level == "AUTOCOMMIT":
         _refuse_autocommit()
+
+
+def check_plain(target: PlainConnection | PlainAsyncConnection) -> None:
+    """Raise NoTransaction unless a connection without a session is in a transaction, or begins one itself."""
+    if is_asyncpg(target):
+        if not target.is_in_transaction():
+            raise NoTransaction(
+                "the connection is not in a transaction: begin one first,"
+                " as in `async with connection.transaction():`"
+            )
+    elif is_psycopg(target) or is_async_psycopg(target):
+        if target.autocommit and not target.info.transaction_status:
+            raise NoTransaction(
+                "the connection is in autocommit and not in a transaction: begin one first,"
+                " as in `with connection.transaction():`"
+            )
+    else:
+        connection = target.sync_connection if isinstance(target, AsyncConnection) else target
+        if connection is None:
+            raise NoTransaction("the connection is not open: begin first, as in `async with engine.begin()`")
+        check_options(connection.get_execution_options(), connection.engine)
+        check_connection(connection)
 
 
 def check_connection(connection: Connection) -> None:

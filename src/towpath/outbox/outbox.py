@@ -3,16 +3,14 @@
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, overload
+from typing import Any, Final, cast, overload
 from uuid import UUID
 
-from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from towpath.errors import DedupeConflict, NoTransaction
 from towpath.messages import HeadersInput
-from towpath.outbox import buffer
+from towpath.outbox import binds, buffer
 from towpath.outbox.rows import (
     DECLARED,
     Declared,
@@ -25,20 +23,23 @@ from towpath.outbox.rows import (
     sent_row,
     task_row,
 )
-from towpath.outbox.statements import Acceptance, accept, accept_async, insert_async
+from towpath.outbox.statements import Acceptance, accept, accept_async, insert, insert_async
 from towpath.store.callers import (
     AnyAsyncSession,
-    AnySession,
-    AsyncpgConnection,
     Awaited,
+    Blocking,
     Caller,
+    PlainAsyncConnection,
+    PsycopgConnection,
     async_session,
-    is_async_session,
-    is_asyncpg,
+    is_awaited,
+    is_plain,
+    is_plain_async,
     sync_session,
 )
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
-from towpath.tasks import SyncTaskHandle, TaskHandle, TaskId
+from towpath.tasks import SyncTaskHandle, TaskHandle
+from towpath.tasks.waiting import Waitable
 
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 1_048_576
 
@@ -56,7 +57,7 @@ class Outbox:
     @overload
     def emit(
         self,
-        target: AnySession | AnyAsyncSession,
+        target: Blocking | AnyAsyncSession,
         payload: object,
         *,
         key: Key | Declared = ...,
@@ -69,7 +70,7 @@ class Outbox:
     @overload
     def emit(
         self,
-        target: AsyncpgConnection,
+        target: PlainAsyncConnection,
         payload: object,
         *,
         key: Key | Declared = ...,
@@ -96,8 +97,8 @@ class Outbox:
         `key` and `destination` are the declared ones unless given; `key=None` means no key. The
         current trace context goes along. With `at`, an aware datetime, or `delay`, a duration from
         the INSERT by the database's clock, it is published then and not before. Raises
-        NoTransaction, UnknownType, InvalidMessage or PayloadTooLarge; await it on an asyncpg
-        connection.
+        NoTransaction, UnknownType, InvalidMessage or PayloadTooLarge; await it on an async
+        connection (a session, also an async one, answers at once).
         """
         _check(target)
         options = Options(key, headers, destination, message_id, due_when(at, delay))
@@ -107,7 +108,7 @@ class Outbox:
     @overload
     def emit_many(
         self,
-        target: AnySession | AnyAsyncSession,
+        target: Blocking | AnyAsyncSession,
         payloads: Iterable[object],
         *,
         headers: HeadersInput | None = ...,
@@ -117,7 +118,7 @@ class Outbox:
     @overload
     def emit_many(
         self,
-        target: AsyncpgConnection,
+        target: PlainAsyncConnection,
         payloads: Iterable[object],
         *,
         headers: HeadersInput | None = ...,
@@ -140,14 +141,12 @@ class Outbox:
         _check(target)
         options = Options(headers=headers, due=due_when(at, delay))
         rows = [event_row(payload, options, self.max_payload_bytes) for payload in payloads]
-        if is_asyncpg(target):
-            return self._insert(target, rows)
-        return self._buffer(sync_session(target), rows)
+        return self._write(target, rows)
 
     @overload
     def send(
         self,
-        target: AnySession | AnyAsyncSession,
+        target: Blocking | AnyAsyncSession,
         payload: object,
         *,
         key: Key | Declared = ...,
@@ -157,7 +156,7 @@ class Outbox:
     @overload
     def send(
         self,
-        target: AsyncpgConnection,
+        target: PlainAsyncConnection,
         payload: object,
         *,
         key: Key | Declared = ...,
@@ -184,7 +183,7 @@ class Outbox:
     @overload
     def submit(
         self,
-        target: AnySession,
+        target: Blocking,
         payload: object,
         *,
         owner: str = ...,
@@ -237,68 +236,67 @@ class Outbox:
             deadline=deadline,
             dedupe_key=dedupe_key,
         )
-        if is_asyncpg(target):
-            return self._submit_asyncpg(target, row)
-        if is_async_session(target):
-            return self._submit_async(target, row)
-        session = sync_session(target)
-        accepted, engine = self._accept(session, row)
-        return SyncTaskHandle(TaskId(accepted.task_id), row.group, accepted.created, engine, self.schema)
+        if is_awaited(target):
+            return self._submit_awaited(target, row)
+        accepted, engine = self._accept(target, row)
+        return SyncTaskHandle(accepted.task_id, row.group, accepted.created, engine, self.schema)
 
     def _write_one(self, target: Caller, row: EventRow) -> UUID | Coroutine[Any, Any, UUID]:
-        if is_asyncpg(target):
+        if is_plain_async(target):
             return self._insert_one(target, row)
-        return self._buffer(sync_session(target), [row])[0]
+        return self._keep(target, [row])[0]
 
-    def _buffer(self, session: Session, rows: Sequence[EventRow]) -> list[UUID]:
-        buffer.add(session, rows, self.schema)
+    def _write(
+        self, target: Caller, rows: Sequence[EventRow]
+    ) -> list[UUID] | Coroutine[Any, Any, list[UUID]]:
+        return self._insert(target, rows) if is_plain_async(target) else self._keep(target, rows)
+
+    def _keep(self, target: Caller, rows: Sequence[EventRow]) -> list[UUID]:
+        """Write now on a connection; until the commit of a session."""
+        if is_plain(target):
+            insert(target, rows, self.schema)
+        else:
+            buffer.add(sync_session(target), rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
-    async def _insert_one(self, connection: AsyncpgConnection, row: EventRow) -> UUID:
+    async def _insert_one(self, connection: PlainAsyncConnection, row: EventRow) -> UUID:
         return (await self._insert(connection, [row]))[0]
 
-    async def _insert(self, connection: AsyncpgConnection, rows: Sequence[EventRow]) -> list[UUID]:
+    async def _insert(self, connection: PlainAsyncConnection, rows: Sequence[EventRow]) -> list[UUID]:
         _check(connection)  # it may be awaited later than it was called
-        if rows:
-            await insert_async(connection, rows, self.schema)
+        await insert_async(connection, rows, self.schema)
         return [UUID(row.message_id) for row in rows]
 
-    def _accept(self, session: Session, row: TaskRow) -> tuple[Acceptance, Engine]:
+    def _accept(self, target: Blocking, row: TaskRow) -> tuple[Acceptance, Engine | PsycopgConnection]:
+        if is_plain(target):
+            accepted = accept(target, row, self.schema)
+            if accepted.created:
+                insert(target, row.outbox_rows(), self.schema)
+            return accepted, target.engine if isinstance(target, Connection) else target
+        session = sync_session(target)
         connection = buffer.connection_for_write(session, self.schema)
-        accepted = _checked(accept(connection, row, self.schema), row)
+        accepted = accept(connection, row, self.schema)
         if accepted.created:
             buffer.add(session, row.outbox_rows(), self.schema)
         return accepted, connection.engine
 
-    async def _submit_async(self, target: AnyAsyncSession, row: TaskRow) -> TaskHandle:
-        accepted, engine = await async_session(target).run_sync(self._accept, row)
-        readable = AsyncEngine(engine)
-        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, readable, self.schema)
-
-    async def _submit_asyncpg(self, connection: AsyncpgConnection, row: TaskRow) -> TaskHandle:
-        _check(connection)  # it may be awaited later than it was called
-        accepted = _checked(await accept_async(connection, row, self.schema), row)
-        if accepted.created:
-            await insert_async(connection, row.outbox_rows(), self.schema)
-        return TaskHandle(TaskId(accepted.task_id), row.group, accepted.created, connection, self.schema)
+    async def _submit_awaited(self, target: Awaited, row: TaskRow) -> TaskHandle:
+        _check(target)  # it may be awaited later than it was called
+        readable: Waitable
+        if is_plain_async(target):
+            accepted = await accept_async(target, row, self.schema)
+            if accepted.created:
+                await insert_async(target, row.outbox_rows(), self.schema)
+            readable = target.engine if isinstance(target, AsyncConnection) else target
+        else:
+            accepted, engine = await async_session(target).run_sync(self._accept, row)
+            readable = AsyncEngine(cast("Engine", engine))
+        return TaskHandle(accepted.task_id, row.group, accepted.created, readable, self.schema)
 
 
 def _check(target: Caller) -> None:
     """Raise NoTransaction unless the target can hold a message now."""
-    if not is_asyncpg(target):
+    if is_plain(target) or is_plain_async(target):
+        binds.check_plain(target)
+    else:
         buffer.check_transaction(sync_session(target))
-    elif not target.is_in_transaction():
-        raise NoTransaction(
-            "the connection is not in a transaction: begin one first,"
-            " as in `async with connection.transaction():`"
-        )
-
-
-def _checked(accepted: Acceptance, row: TaskRow) -> Acceptance:
-    if not accepted.same_body:
-        raise DedupeConflict(
-            f"{row.type} was submitted before under this dedupe key with another body,"
-            f" as task {accepted.task_id}",
-            str(accepted.task_id),
-        )
-    return accepted

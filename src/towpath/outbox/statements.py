@@ -1,4 +1,4 @@
-"""The producer's statements, through SQLAlchemy's and asyncpg's connections."""
+"""The producer's statements, on any connection."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -6,8 +6,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from towpath.errors import DedupeConflict
 from towpath.outbox.rows import EventRow, OutboxRow, ScheduledRow, TaskRow
-from towpath.store.callers import AsyncpgConnection, binds, clause, statement
+from towpath.store.callers import PlainAsyncConnection, PlainConnection, Rows, fetch, fetch_async
+from towpath.tasks import TaskId
 
 FAMILY: Final = "producer"
 _CHUNK_ROWS: Final = 10_000
@@ -17,39 +19,48 @@ _CHUNK_BYTES: Final = 32 * 1024 * 1024
 class Acceptance(NamedTuple):
     """What became of a submit."""
 
-    task_id: UUID
+    task_id: TaskId
     """The new task's, or the first one's."""
     created: bool
-    same_body: bool
 
 
-def insert(connection: Connection, rows: Sequence[EventRow], schema: str) -> None:
+def insert(target: PlainConnection, rows: Sequence[EventRow], schema: str) -> None:
     """Write rows in their order: one statement per table, or one for each 32 MiB or 10,000 rows."""
     for name, parameters in _inserts(rows):
-        connection.execute(clause(FAMILY, name, schema), binds(parameters))
+        fetch(target, FAMILY, name, schema, parameters)
 
 
-async def insert_async(connection: AsyncpgConnection, rows: Sequence[EventRow], schema: str) -> None:
+async def insert_async(target: PlainAsyncConnection, rows: Sequence[EventRow], schema: str) -> None:
     """Write rows in their order: one statement per table, or one for each 32 MiB or 10,000 rows."""
     for name, parameters in _inserts(rows):
-        await connection.execute(statement(FAMILY, name, schema), *parameters)
+        await fetch_async(target, FAMILY, name, schema, parameters)
 
 
-def accept(connection: Connection, row: TaskRow, schema: str) -> Acceptance:
-    """Write a task's row unless it was submitted before."""
-    found = connection.execute(clause(FAMILY, "accept_task", schema), binds(row)).one()
-    return Acceptance(UUID(found.task_id), found.created, found.same_body)
+def accept(target: PlainConnection, row: TaskRow, schema: str) -> Acceptance:
+    """Write a task's row unless it was submitted before. Raises DedupeConflict."""
+    return _acceptance(fetch(target, FAMILY, "accept_task", schema, row), row)
 
 
-async def accept_async(connection: AsyncpgConnection, row: TaskRow, schema: str) -> Acceptance:
-    """Write a task's row unless it was submitted before."""
-    (found,) = await connection.fetch(statement(FAMILY, "accept_task", schema), *row)
-    return Acceptance(UUID(found["task_id"]), found["created"], found["same_body"])
+async def accept_async(target: PlainAsyncConnection, row: TaskRow, schema: str) -> Acceptance:
+    """Write a task's row unless it was submitted before. Raises DedupeConflict."""
+    return _acceptance(await fetch_async(target, FAMILY, "accept_task", schema, row), row)
 
 
 def has_changed(connection: Connection, schema: str) -> bool:
     """Whether the connection's transaction has written or locked a row."""
-    return bool(connection.scalar(clause(FAMILY, "has_changed", schema)))
+    (found,) = fetch(connection, FAMILY, "has_changed", schema, ())
+    return bool(found["has_changed"])
+
+
+def _acceptance(rows: Rows, row: TaskRow) -> Acceptance:
+    (found,) = rows
+    if not found["same_body"]:
+        raise DedupeConflict(
+            f"{row.type} was submitted before under this dedupe key with another body,"
+            f" as task {found['task_id']}",
+            found["task_id"],
+        )
+    return Acceptance(TaskId(UUID(found["task_id"])), found["created"])
 
 
 def _inserts(rows: Sequence[EventRow]) -> Iterator[tuple[str, Sequence[object]]]:

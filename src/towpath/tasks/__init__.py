@@ -5,8 +5,8 @@ task = await tasks.get(session, task_id, group="billing")
 value = await tasks.result(engine, task_id, group="billing", timeout="30s")
 ```
 
-A task belongs to a consumer group, so its id alone does not name it. With a SQLAlchemy session the
-functions run inside its transaction; with an async session or an asyncpg connection they are awaited.
+A task belongs to a consumer group, so its id alone does not name it. The functions run inside the
+transaction of the session or connection; async ones are awaited.
 """
 
 from towpath.tasks.handles import SyncTaskHandle, TaskHandle

@@ -4,11 +4,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine
-
 from towpath.store.statements import DEFAULT_SCHEMA
 from towpath.tasks.reading import TaskId
-from towpath.tasks.waiting import DEFAULT_TIMEOUT, Waitable, result, result_sync
+from towpath.tasks.waiting import DEFAULT_TIMEOUT, BlockingWaitable, Waitable, result, result_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +23,21 @@ class TaskHandle:
     async def result(self, timeout: str | timedelta = DEFAULT_TIMEOUT) -> Any:
         """Wait for what the handler returns; see `tasks.result`. Commit first.
 
-        Reads on the session's engine, or on the asyncpg connection that submitted it.
+        Reads on the engine of the session or connection that submitted it, or on that connection itself
+        where there is no engine.
         """
         return await result(self.target, self.id, group=self.group, timeout=timeout, schema=self.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTaskHandle:
-    """A task submitted on a plain session."""
+    """A task submitted on a sync session or connection."""
 
     id: TaskId
     group: str
     created: bool
     """False: it had been submitted before, and this is the first one."""
-    target: Engine = field(repr=False, compare=False)
+    target: BlockingWaitable = field(repr=False, compare=False)
     schema: str = field(default=DEFAULT_SCHEMA, repr=False)
 
     def result(self, timeout: str | timedelta = DEFAULT_TIMEOUT) -> Any:

@@ -7,23 +7,9 @@ from typing import Any, Final, NewType, overload
 from uuid import UUID
 
 import msgspec
-from sqlalchemy.orm import Session
 
 from towpath.states import TaskState, WaitingFor
-from towpath.store.callers import (
-    A_WRITE,
-    AnySession,
-    AsyncpgConnection,
-    Awaited,
-    Caller,
-    async_session,
-    binds,
-    clause,
-    is_async_session,
-    is_asyncpg,
-    statement,
-    sync_session,
-)
+from towpath.store.callers import Awaited, Blocking, Caller, Rows, fetch, fetch_async, is_awaited
 from towpath.store.statements import DEFAULT_SCHEMA
 
 TaskId = NewType("TaskId", UUID)
@@ -90,7 +76,7 @@ class Task:
 
 
 @overload
-def get(target: AnySession, task_id: UUID, *, group: str, schema: str = ...) -> Task | None: ...
+def get(target: Blocking, task_id: UUID, *, group: str, schema: str = ...) -> Task | None: ...
 @overload
 def get(
     target: Awaited, task_id: UUID, *, group: str, schema: str = ...
@@ -100,14 +86,14 @@ def get(
 ) -> Task | Coroutine[Any, Any, Task | None] | None:
     """One task of a group; None when it is not there: never submitted, not committed, or expired."""
     arguments = (group, str(task_id))
-    if is_asyncpg(target) or is_async_session(target):
+    if is_awaited(target):
         return _get_async(target, arguments, schema)
-    return _first(_fetch(sync_session(target), "get_task", arguments, schema))
+    return _first(_fetch(target, "get_task", arguments, schema))
 
 
 @overload
 def list(  # noqa: A001
-    target: AnySession,
+    target: Blocking,
     *,
     group: str,
     state: TaskState | None = ...,
@@ -150,14 +136,14 @@ def list(  # noqa: A001 - tasks.list reads well
     if not 1 <= limit <= _LIST_LIMIT:
         raise ValueError(f"limit is 1 to {_LIST_LIMIT}, got {limit}")
     arguments = (group, None if before is None else str(before), state, owner, type, key, limit)
-    if is_asyncpg(target) or is_async_session(target):
+    if is_awaited(target):
         return _fetch_async(target, "list_tasks", arguments, schema)
-    return _fetch(sync_session(target), "list_tasks", arguments, schema)
+    return _fetch(target, "list_tasks", arguments, schema)
 
 
 @overload
 def cancel(
-    target: AnySession, task_id: UUID, *, group: str, actor: str | None = ..., schema: str = ...
+    target: Blocking, task_id: UUID, *, group: str, actor: str | None = ..., schema: str = ...
 ) -> TaskState | None: ...
 @overload
 def cancel(
@@ -172,50 +158,36 @@ def cancel(
     unless it finishes first. Any other state: it is too late. None: there is no such task.
     """
     arguments = (group, str(task_id), actor)
-    if is_asyncpg(target):
-        return _cancel_asyncpg(target, arguments, schema)
-    if is_async_session(target):
-        return async_session(target).run_sync(_cancel, arguments, schema)
-    return _cancel(sync_session(target), arguments, schema)
+    if is_awaited(target):
+        return _cancel_async(target, arguments, schema)
+    return _state(fetch(target, FAMILY, "cancel_task", schema, arguments, is_write=True))
 
 
-def _fetch(session: Session, name: str, arguments: Sequence[object], schema: str) -> Sequence[Task]:
-    return [
-        task_of(row) for row in session.execute(clause(FAMILY, name, schema), binds(arguments)).mappings()
-    ]
+def _fetch(target: Blocking, name: str, arguments: Sequence[object], schema: str) -> Sequence[Task]:
+    return [task_of(row) for row in fetch(target, FAMILY, name, schema, arguments)]
 
 
 async def _fetch_async(
     target: Awaited, name: str, arguments: Sequence[object], schema: str
 ) -> Sequence[Task]:
-    if is_asyncpg(target):
-        return [task_of(row) for row in await target.fetch(statement(FAMILY, name, schema), *arguments)]
-    return await async_session(target).run_sync(_fetch, name, arguments, schema)
+    return [task_of(row) for row in await fetch_async(target, FAMILY, name, schema, arguments)]
 
 
 async def _get_async(target: Awaited, arguments: Sequence[object], schema: str) -> Task | None:
     return _first(await _fetch_async(target, "get_task", arguments, schema))
 
 
-def _cancel(session: Session, arguments: Sequence[object], schema: str) -> TaskState | None:
-    found = session.execute(
-        clause(FAMILY, "cancel_task", schema), binds(arguments), bind_arguments={"clause": A_WRITE}
-    )
-    return _state(found.scalar())
-
-
-async def _cancel_asyncpg(
-    connection: AsyncpgConnection, arguments: Sequence[object], schema: str
-) -> TaskState | None:
-    return _state(await connection.fetchval(statement(FAMILY, "cancel_task", schema), *arguments))
+async def _cancel_async(target: Awaited, arguments: Sequence[object], schema: str) -> TaskState | None:
+    return _state(await fetch_async(target, FAMILY, "cancel_task", schema, arguments, is_write=True))
 
 
 def _first(tasks: Sequence[Task]) -> Task | None:
     return tasks[0] if tasks else None
 
 
-def _state(value: str | None) -> TaskState | None:
-    return None if value is None else TaskState(value)
+def _state(rows: Rows) -> TaskState | None:
+    (found,) = rows
+    return None if found["state"] is None else TaskState(found["state"])
 
 
 def task_of(row: Mapping[Any, Any]) -> Task:

@@ -7,17 +7,24 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from towpath.backoff import parse_duration
 from towpath.errors import TaskNotFound, TaskNotSucceeded, UsageError
 from towpath.states import TaskState
-from towpath.store.callers import AsyncpgConnection, binds, clause, is_asyncpg, statement
+from towpath.store.callers import (
+    AsyncpgConnection,
+    AsyncPsycopgConnection,
+    PsycopgConnection,
+    is_async_psycopg,
+    is_psycopg,
+)
 from towpath.store.statements import DEFAULT_SCHEMA
-from towpath.tasks.reading import FAMILY, Task, task_of
+from towpath.tasks.reading import Task, get
 
-Waitable: TypeAlias = AsyncEngine | AsyncpgConnection | asyncpg.Pool
+Waitable: TypeAlias = AsyncEngine | AsyncpgConnection | asyncpg.Pool | AsyncPsycopgConnection
+BlockingWaitable: TypeAlias = Engine | PsycopgConnection
 
 DEFAULT_TIMEOUT: Final = "30s"
 _FIRST_PAUSE_SECONDS: Final = 0.02
@@ -34,9 +41,9 @@ async def result(
 ) -> Any:
     """What the task's handler returned, as decoded JSON, once it has succeeded.
 
-    `target` is an engine, or an asyncpg pool or connection outside a transaction. Raises
-    TaskNotSucceeded when it ends otherwise, TaskNotFound when it is not there, TimeoutError when it
-    has not ended in time: it goes on then and may be waited for again.
+    `target` is an engine, an asyncpg pool, or a connection of asyncpg or psycopg outside a transaction.
+    Raises TaskNotSucceeded when it ends otherwise, TaskNotFound when it is not there, TimeoutError when
+    it has not ended in time: it goes on then and may be waited for again.
     """
     seconds = parse_duration(timeout).total_seconds()
     pause = _FIRST_PAUSE_SECONDS
@@ -54,14 +61,15 @@ async def result(
         raise _timed_out(task_id, seconds, state) from error
 
 
-def result_sync(engine: Engine, task_id: UUID, *, group: str, timeout: str | timedelta, schema: str) -> Any:
+def result_sync(
+    target: BlockingWaitable, task_id: UUID, *, group: str, timeout: str | timedelta, schema: str
+) -> Any:
     """The same, blocking the thread."""
     seconds = parse_duration(timeout).total_seconds()
     deadline = time.monotonic() + seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:
-        with engine.connect() as connection:
-            task = _found(_read_sync(connection, task_id, group, schema), task_id, group)
+        task = _found(_read_sync(target, task_id, group, schema), task_id, group)
         if task.state.is_final:
             return _value(task)
         left = deadline - time.monotonic()
@@ -74,17 +82,31 @@ def result_sync(engine: Engine, task_id: UUID, *, group: str, timeout: str | tim
 async def _read(target: Waitable, task_id: UUID, group: str, schema: str) -> Task | None:
     if isinstance(target, AsyncEngine):
         async with target.connect() as connection:
-            return await connection.run_sync(_read_sync, task_id, group, schema)
-    if is_asyncpg(target) and target.is_in_transaction():
+            return await get(connection, task_id, group=group, schema=schema)
+    if isinstance(target, asyncpg.Pool):
+        async with target.acquire() as lent:
+            return await _read(lent, task_id, group, schema)
+    if is_async_psycopg(target):
+        _refuse_transaction(is_in_one=bool(target.info.transaction_status))
+        async with target.transaction():
+            return await get(target, task_id, group=group, schema=schema)
+    _refuse_transaction(is_in_one=target.is_in_transaction())
+    found: Task | None = await get(target, task_id, group=group, schema=schema)
+    return found
+
+
+def _read_sync(target: BlockingWaitable, task_id: UUID, group: str, schema: str) -> Task | None:
+    if is_psycopg(target):
+        _refuse_transaction(is_in_one=bool(target.info.transaction_status))
+        with target.transaction():  # nothing is left open between two looks
+            return get(target, task_id, group=group, schema=schema)
+    with target.connect() as connection:
+        return get(connection, task_id, group=group, schema=schema)
+
+
+def _refuse_transaction(*, is_in_one: bool) -> None:
+    if is_in_one:
         raise UsageError("a task cannot end before the transaction that submitted it: commit first")
-    row = await target.fetchrow(statement(FAMILY, "get_task", schema), group, str(task_id))
-    return None if row is None else task_of(row)
-
-
-def _read_sync(connection: Connection, task_id: UUID, group: str, schema: str) -> Task | None:
-    found = connection.execute(clause(FAMILY, "get_task", schema), binds((group, str(task_id))))
-    row = found.mappings().one_or_none()
-    return None if row is None else task_of(row)
 
 
 def _longer(pause: float) -> float:

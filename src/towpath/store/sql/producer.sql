@@ -46,4 +46,4 @@ from towpath.accept_task(
 
 -- name: has_changed
 -- Whether this transaction has written or locked anything.
-select pg_current_xact_id_if_assigned() is not null;
+select pg_current_xact_id_if_assigned() is not null as has_changed;

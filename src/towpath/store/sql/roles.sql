@@ -36,7 +36,8 @@ grant insert (due_at, message_id, destination, type, key, content_type, headers,
   on towpath.scheduled to towpath_producer;
 grant execute on function
   towpath.shard(text, text, uuid), towpath.raise_synchronous_commit(), towpath.header_pairs(json),
-  towpath.emit(text, text, bytea, text, json, text, uuid),
+  towpath.emit(text, text, bytea, text, json, text, uuid, timestamptz),
+  towpath.submit_task(text, text, bytea, text, text, text, timestamptz, timestamptz, json, text, text, uuid),
   towpath.accept_task(text, uuid, text, text, text, text, bytea, timestamptz, bytea, text, json, text, timestamptz),
   towpath.cancel_task(text, uuid, text)
   to towpath_producer;

@@ -26,4 +26,4 @@ order by t.id desc
 limit cast($7 as integer);
 
 -- name: cancel_task
-select towpath.cancel_task(cast($1 as text), cast(cast($2 as text) as uuid), cast($3 as text));
+select towpath.cancel_task(cast($1 as text), cast(cast($2 as text) as uuid), cast($3 as text)) as state;

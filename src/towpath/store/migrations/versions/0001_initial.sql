@@ -363,16 +363,22 @@ begin
   return pairs;
 end $$;
 
+-- For services in any language: an event, published at `due_at` where that is given.
 create function towpath.emit(
   destination text, type text, payload bytea, key text default null,
-  headers json default '[]', content_type text default 'application/json', message_id uuid default gen_random_uuid()
+  headers json default '[]', content_type text default 'application/json', message_id uuid default gen_random_uuid(),
+  due_at timestamptz default null
 ) returns uuid
   language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   select towpath.raise_synchronous_commit();
   insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
-    values (towpath.shard(destination, key, message_id), message_id, 'event', destination, type, key, content_type,
-            towpath.header_pairs(headers), payload)
-    returning outbox.message_id;
+    select towpath.shard(destination, key, message_id), message_id, 'event', destination, type, key, content_type,
+           towpath.header_pairs(headers), payload
+     where due_at is null;
+  insert into towpath.scheduled (due_at, message_id, destination, type, key, content_type, headers, payload)
+    select due_at, message_id, destination, type, key, content_type, towpath.header_pairs(headers), payload
+     where due_at is not null;
+  select message_id;
 $$;
 
 -- The row of a submitted task. A repeat of the same dedupe key returns the first; `same_body` says
@@ -416,6 +422,39 @@ begin
     end if;
     -- The first one expired between the two statements.
   end loop;
+end $$;
+
+-- For services in any language: a task for a consumer group. The same dedupe key again, for one owner, gives the
+-- first task with `created` false; with another payload it is an error. With `due_at` it starts then.
+create function towpath.submit_task(
+  consumer_group text, type text, payload bytea, key text default null, owner text default '',
+  dedupe_key text default null, deadline_at timestamptz default null, due_at timestamptz default null,
+  headers json default '[]', content_type text default 'application/json', destination text default null,
+  message_id uuid default gen_random_uuid(),
+  out task_id uuid, out created boolean
+)
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  pairs json := towpath.header_pairs(headers);
+  address text := coalesce(submit_task.destination, 'tasks.' || submit_task.consumer_group);
+  same_body boolean;
+begin
+  select a.task_id, a.created, a.same_body into submit_task.task_id, submit_task.created, same_body
+    from towpath.accept_task(
+      submit_task.consumer_group, submit_task.message_id, submit_task.type, address, submit_task.key, submit_task.owner,
+      sha256(convert_to(submit_task.type, 'UTF8') || '\x006b657900' || convert_to(submit_task.dedupe_key, 'UTF8')),
+      submit_task.deadline_at, submit_task.payload, submit_task.content_type, pairs,
+      (select h ->> 1 from json_array_elements(pairs) h where lower(h ->> 0) = 'traceparent' limit 1),
+      submit_task.due_at) a;
+  if not same_body then
+    raise exception '% was submitted before under this dedupe key with another payload, as task %', submit_task.type,
+      submit_task.task_id using errcode = 'unique_violation', hint = 'Use another dedupe key for another task.';
+  end if;
+  if submit_task.created and submit_task.due_at is null then
+    insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers)
+      values (towpath.shard(address, submit_task.key, submit_task.task_id), submit_task.task_id, 'task', address,
+              submit_task.type, submit_task.key, submit_task.content_type, pairs);
+  end if;
 end $$;
 
 -- Cancel a task: what has not begun ends CANCELLED at once, and its lane goes on; what is running is
