@@ -129,19 +129,32 @@ def test_text_for_people_has_the_same_facts() -> None:
     assert TextFormatter().format(record).endswith("info task.died group=billing")
 
 
-def test_setting_up_replaces_handlers_and_quiets_chatty_libraries() -> None:
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back afterwards."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
+    yield root
+    root.handlers[:] = before
+    root.setLevel(level)
+    for name in ("aiokafka", "aio_pika", "aiormq", "asyncio", "uvicorn.access", "opentelemetry"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_setting_up_replaces_handlers_and_quiets_chatty_libraries(root: logging.Logger) -> None:
     stream = io.StringIO()
-    try:
-        setup_logging(level="DEBUG", stream=stream)
-        logging.getLogger("aiokafka.consumer").info("chatter")
-        log_elsewhere = event_logger("towpath.elsewhere")
-        log_elsewhere.debug("task.parked", group="billing")
-        assert len(root.handlers) == 1
-        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["task.parked"]
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-        for name in ("aiokafka", "aio_pika", "aiormq", "asyncio", "uvicorn.access", "opentelemetry"):
-            logging.getLogger(name).setLevel(logging.NOTSET)
+    setup_logging(level="DEBUG", stream=stream)
+    logging.getLogger("aiokafka.consumer").info("chatter")
+    log_elsewhere = event_logger("towpath.elsewhere")
+    log_elsewhere.debug("task.parked", group="billing")
+    assert len(root.handlers) == 1
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["task.parked"]
+
+
+@pytest.mark.usefixtures("root")
+def test_the_level_holds_for_chatty_libraries_too() -> None:
+    stream = io.StringIO()
+    setup_logging(level="ERROR", stream=stream)
+    logging.getLogger("aiokafka.consumer").warning("chatter")
+    logging.getLogger("aiokafka.consumer").error("failed")
+    assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == ["error"]

@@ -113,7 +113,7 @@ def setup_logging(
     root.addHandler(handler)
     root.setLevel(level)
     for chatty in ("aiokafka", "aio_pika", "aiormq", "asyncio", "uvicorn.access", "opentelemetry"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
 
 
 def _shown(name: str, value: object) -> object:
