@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import json
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -46,7 +47,11 @@ def main() -> int:
     arguments = {"cells": chosen} if known else {}
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries on topics that are just made
     run = module.main(quick=options.quick, as_json=options.json, rounds=rounds, **arguments)
-    return 0 if asyncio.run(run) else 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it started is ended with it
+    try:
+        return 0 if asyncio.run(run) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

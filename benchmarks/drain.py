@@ -1,6 +1,7 @@
 """Run the programs of one subject until they have finished everything, measure and verify."""
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 import asyncpg
+import psutil
 
-from benchmarks.measure import CpuMeter, Sample, difference, tree_rss_mb
+from benchmarks.measure import CpuMeter, Sample, difference, tree, tree_rss_mb
 from benchmarks.stage import Stage
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
 _POLL_SECONDS = 0.2
+_GRACE_SECONDS = 5.0
 
 TASKS = "select id, finished_at from towpath.task where state = 'SUCCEEDED' and attempt = 1"
 FLOOR_DONE = "select id, finished_at from public.floor_done"
@@ -39,8 +42,15 @@ class Program:
     python: str = sys.executable
 
     async def start(self, stdout: int = asyncio.subprocess.DEVNULL) -> Process:
-        """In the project's directory, without settings of whoever runs the benchmark."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TOWPATH_")}
+        """In the project's directory, without settings of whoever runs the benchmark.
+
+        Bytecode is cached, or every start would compile what it imports while others are measured.
+        """
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TOWPATH_") and name != "PYTHONDONTWRITEBYTECODE"
+        }
         return await asyncio.create_subprocess_exec(
             self.python, *self.arguments, cwd=ROOT, env={**clean, **self.environment}, stdout=stdout
         )
@@ -64,7 +74,7 @@ def worker(app: str, topic: str, url: str, stage: Stage, **settings: str) -> Pro
 
 @asynccontextmanager
 async def running(programs: Mapping[str, Program]) -> AsyncIterator[dict[str, Process]]:
-    """The processes, by role; killed at the end with what they started."""
+    """The processes, by role; ended with what they started."""
     processes = {role: await program.start() for role, program in programs.items()}
     try:
         yield processes
@@ -73,10 +83,13 @@ async def running(programs: Mapping[str, Program]) -> AsyncIterator[dict[str, Pr
             if process.returncode is None:
                 process.terminate()
         for process in processes.values():
+            started = tree(process.pid)
             try:
-                await asyncio.wait_for(process.wait(), 5)
+                await asyncio.wait_for(process.wait(), _GRACE_SECONDS)
             except TimeoutError:
-                process.kill()
+                for each in started:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
                 await process.wait()
 
 

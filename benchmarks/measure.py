@@ -9,7 +9,8 @@ from typing import Any
 import psutil
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and its living descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -20,7 +21,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 def tree_cpu_seconds(pid: int) -> float:
     """User and system time of a process, its living descendants and what those have reaped."""
     total = 0.0
-    for process in _tree(pid):
+    for process in tree(pid):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
@@ -32,7 +33,7 @@ def tree_cpu_seconds(pid: int) -> float:
 def tree_rss_mb(pid: int) -> float:
     """Resident memory of a process and its living descendants; shared pages count in each."""
     total = 0.0
-    for process in _tree(pid):
+    for process in tree(pid):
         try:
             total += process.memory_info().rss / 2**20
         except psutil.NoSuchProcess:

@@ -13,7 +13,7 @@ SLEEP_SECONDS = 0.01
 
 async def floor(round_: Round) -> Sample:
     """Batched fetch, one insert of the finished rows, batched acknowledgement."""
-    backlog = await round_.backlog("floor", round_.size(100_000, 20_000))
+    backlog = await round_.backlog("floor", round_.size(100_000, 10_000))
     return await by_floor(round_, backlog, "benchmarks.floor_consumer")
 
 
@@ -29,12 +29,12 @@ async def by_floor(
 
 async def noop(round_: Round) -> Sample:
     """An idempotent handler that does nothing."""
-    return await by_worker(round_, await round_.backlog("noop", round_.size(100_000, 10_000)), "noop")
+    return await by_worker(round_, await round_.backlog("noop", round_.size(100_000, 5_000)), "noop")
 
 
 async def batch(round_: Round) -> Sample:
     """A batch handler of 500 with one INSERT of its own."""
-    backlog = await round_.backlog("batch", round_.size(100_000, 10_000))
+    backlog = await round_.backlog("batch", round_.size(100_000, 5_000))
 
     async def check(connection: asyncpg.Connection) -> str:
         rows = await connection.fetch("select id from public.effect")
@@ -62,7 +62,7 @@ async def ideal(round_: Round) -> Sample:
 
 async def sleeping(round_: Round) -> Sample:
     """A handler that sleeps 10 ms, 200 at once."""
-    backlog = await round_.backlog("sleeping", round_.size(100_000, 10_000))
+    backlog = await round_.backlog("sleeping", round_.size(100_000, 5_000))
     return await by_worker(
         round_,
         backlog,
@@ -77,6 +77,6 @@ async def hot_key(round_: Round) -> Sample:
     stage = round_.stage
     topic = stage.fresh_name("hot-key")
     await stage.topic(topic, topic)
-    made: list[Message] = messages(round_.size(5_000, 500), lambda: "hot")
+    made: list[Message] = messages(round_.size(5_000, 300), lambda: "hot")
     await stage.preload(topic, made)
     return await by_worker(round_, Backlog(topic, made), "noop")

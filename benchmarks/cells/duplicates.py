@@ -30,7 +30,7 @@ async def duplicates(round_: Round) -> Sample:
     The rate is taken between two observations of those offsets, which are committed every 100 ms.
     """
     stage = round_.stage
-    backlog = await round_.backlog("duplicates", round_.size(100_000, 20_000))
+    backlog = await round_.backlog("duplicates", round_.size(100_000, 10_000))
     count = len(backlog.messages)
     async with stage.database() as url:
         connection = await asyncpg.connect(url, command_timeout=600)

@@ -19,7 +19,7 @@ async def idle(round_: Round) -> Sample:
     """Nothing in the topic."""
     topic = round_.stage.fresh_name("idle")
     await round_.stage.topic(topic, topic)
-    return await _watch(round_, Backlog(topic, []), round_.size(10, 3))
+    return await _watch(round_, Backlog(topic, []), round_.size(10, 2))
 
 
 async def waiting(round_: Round) -> Sample:
@@ -33,7 +33,7 @@ async def waiting(round_: Round) -> Sample:
     await stage.topic(topic, topic)
     backlog = Backlog(topic, messages(round_.size(1_000_000, 100_000), random_keys(_KEYS)))
     await stage.preload(topic, backlog.messages, payload=b"0123456789")
-    return await _watch(round_, backlog, round_.size(30, 6))
+    return await _watch(round_, backlog, round_.size(30, 4))
 
 
 async def _watch(round_: Round, backlog: Backlog, seconds: int) -> Sample:

@@ -53,7 +53,7 @@ PEERS = (
         " join procrastinate_events e on e.job_id = j.id and e.type = 'succeeded'"
         " where j.status = 'succeeded'",
         None,
-        (4_000, 500),
+        (4_000, 300),
         workers=2,
     ),
     Peer(
@@ -62,11 +62,11 @@ PEERS = (
         "select p.id, l.created as finished_at from pgqueuer_log l join public.produced p using (job_id)"
         " where l.status = 'successful'",
         None,
-        (50_000, 5_000),
+        (50_000, 3_000),
     ),
-    Peer("faststream + inbox", "faststream_inbox", INBOX, _kafka, (20_000, 2_000)),
-    Peer("dramatiq + inbox", "dramatiq_inbox", INBOX, _rabbit, (20_000, 2_000)),
-    Peer("celery + inbox", "celery_inbox", INBOX, _rabbit, (20_000, 2_000)),
+    Peer("faststream + inbox", "faststream_inbox", INBOX, _kafka, (20_000, 1_000)),
+    Peer("dramatiq + inbox", "dramatiq_inbox", INBOX, _rabbit, (20_000, 1_000)),
+    Peer("celery + inbox", "celery_inbox", INBOX, _rabbit, (20_000, 1_000)),
 )
 
 
@@ -83,7 +83,18 @@ def python_of_peers() -> str:
             [uv, "venv", "-q", "--allow-existing", "--python", sys.executable, str(target)], check=True
         )
         subprocess.run(
-            [uv, "pip", "install", "-q", "--python", python, "--require-hashes", "-r", str(REQUIREMENTS)],
+            [
+                uv,
+                "pip",
+                "install",
+                "-q",
+                "--compile-bytecode",
+                "--python",
+                python,
+                "--require-hashes",
+                "-r",
+                str(REQUIREMENTS),
+            ],
             check=True,
         )
 

@@ -39,7 +39,7 @@ async def _steady(round_: Round, slow_seconds: float) -> Sample:
         number = next(numbers)
         return str(number * 7919 % (KEYS - 1)) if number % _SLOW_SHARE else SLOW_KEY
 
-    backlog = Backlog(topic, messages(_RATE * round_.size(15, 3), key))
+    backlog = Backlog(topic, messages(_RATE * round_.size(15, 2), key))
     sent_at: dict[object, float] = {}
     latencies: list[float] = []
     async with stage.database() as url:

@@ -34,7 +34,7 @@ async def _by_hand(round_: Round, driver: str) -> Sample:
 
 
 async def _backlog(round_: Round, of: str) -> Backlog:
-    return await round_.backlog(of, round_.size(20_000, 2_000))
+    return await round_.backlog(of, round_.size(20_000, 1_000))
 
 
 def _balances(backlog: Backlog) -> Check:
