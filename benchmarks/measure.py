@@ -95,6 +95,11 @@ def rate_ratio(mine: Sample, other: Sample) -> float:
     return (mine.messages_per_s or 0.0) / (other.messages_per_s or float("inf"))
 
 
+def cpu_ratio(mine: Sample, other: Sample) -> float:
+    """The same by CPU: how many messages for what one costs the other."""
+    return sum(other.cpu_s_per_million.values()) / (sum(mine.cpu_s_per_million.values()) or float("inf"))
+
+
 @dataclass(frozen=True)
 class Target:
     """What a cell has to reach in the median of the rounds."""
@@ -138,6 +143,8 @@ class Cell:
         pairs = [] if floor is None else list(zip(self.samples, floor.samples, strict=True))
         has_rates = all(mine.messages_per_s and other.messages_per_s for mine, other in pairs)
         ratios = [rate_ratio(mine, other) for mine, other in pairs] if has_rates else []
+        has_cpu = all(mine.cpu_s_per_million and other.cpu_s_per_million for mine, other in pairs)
+        cpu_ratios = [cpu_ratio(mine, other) for mine, other in pairs] if has_cpu else []
         cpu = {
             name: round(statistics.median(sample.cpu_s_per_million[name] for sample in self.samples), 1)
             for name in self.samples[0].cpu_s_per_million
@@ -158,6 +165,7 @@ class Cell:
             "first_message_s": self._median("first_message_s", 2),
             "ratio_to_floor": round(statistics.median(ratios), 2) if ratios else None,
             "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)] if ratios else None,
+            "cpu_ratio_to_floor": round(statistics.median(cpu_ratios), 2) if cpu_ratios else None,
             "targets": [target.facts(pairs) for target in self.targets if pairs],
             "void": [sample.note for sample in self.samples if sample.is_void],
         }

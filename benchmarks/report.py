@@ -12,6 +12,7 @@ _COLUMNS: Final = (
     "subject",
     "messages/s (range)",
     "to its reference",
+    "by CPU",
     "CPU-s per million: its own / all",
     "RSS MB",
     "p50 / p99 ms",
@@ -35,6 +36,8 @@ def _line(facts: Mapping[str, Any]) -> str:
         parts.append(f"{facts['messages_per_s']}/s {facts['messages_per_s_range']}")
     if facts["ratio_to_floor"] is not None:
         parts.append(f"{facts['ratio_to_floor']}× floor {facts['ratio_range']}")
+    if facts["cpu_ratio_to_floor"] is not None:
+        parts.append(f"{facts['cpu_ratio_to_floor']}× by CPU")
     if facts["p50_ms"] is not None:
         parts.append(
             f"p50 {facts['p50_ms']} ms {facts['p50_ms_range']}, p99 {facts['p99_ms']} {facts['p99_ms_range']}"
@@ -70,6 +73,7 @@ def markdown(facts: Iterable[Mapping[str, Any]]) -> str:
             each["subject"] + (" **VOID**" if each["void"] else ""),
             "" if rate is None else f"{rate:,} ({_span(each['messages_per_s_range'])})",
             "" if ratio is None else f"{ratio} ({_span(each['ratio_range'])})",
+            "" if each["cpu_ratio_to_floor"] is None else f"{each['cpu_ratio_to_floor']:g}",
             "" if own is None else f"{own:g} / {cpu['total']:g}",
             "" if each["rss_mb"] is None else f"{each['rss_mb']}",
             "" if p50 is None else f"{p50:g} / {each['p99_ms']:g}",

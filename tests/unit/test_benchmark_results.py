@@ -49,6 +49,12 @@ def test_ratios_are_taken_round_by_round_and_their_median_is_judged() -> None:
     assert facts["targets"] == [{"target": "≥ 0.4", "value": 0.4, "range": [0.1, 0.5], "is_met": True}]
 
 
+def test_the_ratio_by_cpu_points_the_way_the_ratio_of_rates_does() -> None:
+    cheap, dear = sample(100), sample(100)
+    dear.cpu_s_per_million = {"worker": 40.0, "postgres": 20.0}
+    assert Cell("c", "towpath", [dear]).facts(Cell("c", "floor", [cheap]))["cpu_ratio_to_floor"] == 0.25
+
+
 def test_a_ceiling_is_missed_from_above() -> None:
     target = Target("≤ 1.2 ×", 1.2, is_ceiling=True)
     met = [target.facts([(sample(rate), sample(100))])["is_met"] for rate in (119, 120, 121)]
