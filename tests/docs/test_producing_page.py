@@ -57,6 +57,14 @@ async def test_emitting_and_submitting_work_as_shown(db: Any, page: dict[str, An
     await page["look"](await db.fetchval("select id from towpath.task"))
 
 
+async def test_a_command_to_another_database_travels_with_its_body(db: Any, page: dict[str, Any]) -> None:
+    await page["hand_over"]("o-1")
+
+    row = await db.fetchrow("select kind, destination, key, payload from towpath.outbox")
+    assert tuple(row) == ("task", "tasks.courier", "o-1", b'{"order_id":"o-1"}')
+    assert await db.fetchval("select count(*) from towpath.task") == 0
+
+
 async def test_messages_for_later_wait_as_shown(db: Any, page: dict[str, Any]) -> None:
     await page["remind"]("o-1")
 

@@ -295,16 +295,18 @@ async def test_a_relay_that_loses_its_lease_meanwhile_releases_nothing(
     broker = Sick(b"1")
     for number in range(3):
         await emit(db, "k", b"%d" % number)
+    thief = await asyncpg.connect(migrated_url)
     async with relaying(migrated_url, broker):
         await until(db, PARKED, 1)
         broker.poison.clear()
 
         async def steal(_: int, window: Any) -> None:
             if any(message.payload == b"1" for message in window):
-                await db.execute("update towpath.shard_lease set epoch = epoch + 1")
                 broker.before = None
+                await thief.execute("update towpath.shard_lease set epoch = epoch + 1")
 
         broker.before = steal
         await decide(db)
         await until(db, GATES, 0)
+    await thief.close()
     assert broker.of_key("k") == [b"0", b"1", b"2", b"1", b"2"]
