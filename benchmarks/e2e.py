@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import asyncpg
 
 from benchmarks.drain import FLOOR_DONE, TASKS, Program, drain, worker
+from benchmarks.filling import FLOOR, ROWS_PER_TRANSACTION, outbox_rows
 from benchmarks.measure import Cell, Sample
-from benchmarks.relay import FLOOR, OUTBOX, ROWS_PER_TRANSACTION
 from benchmarks.report import show
 from benchmarks.stage import Stage, open_stage
 
@@ -38,7 +38,7 @@ async def finish(subject: str, count: int, stage: Stage) -> Sample:
     table = "public.floor_outbox" if is_floor else "towpath.outbox"
     async with stage.database() as url:
         connection = await asyncpg.connect(url, command_timeout=600)
-        await connection.execute(FLOOR if is_floor else OUTBOX)
+        await connection.execute(FLOOR if is_floor else outbox_rows())
         await connection.execute(
             f"call public.fill('{topic}', {count // ROWS_PER_TRANSACTION}, {ROWS_PER_TRANSACTION})"
         )

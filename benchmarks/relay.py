@@ -1,4 +1,4 @@
-"""Draining a backlog of the outbox to Kafka, beside the floor program, in alternating rounds.
+"""Draining a backlog of the outbox, and publishing, each beside its reference, in alternating rounds.
 
 Every cell compares the ids at the broker with the ids committed, as sets, and is void if they
 differ. Rates are taken between the first and the last record's timestamps, CPU between the moments
@@ -18,8 +18,11 @@ import asyncpg
 import psutil
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from benchmarks.cells import publishing
+from benchmarks.filling import FLOOR, ROWS_PER_TRANSACTION, outbox_rows
 from benchmarks.floor import TABLE
-from benchmarks.measure import Cell, CpuMeter, Sample
+from benchmarks.measure import Cell, CpuMeter, Sample, Target
+from benchmarks.plans import Plan, run
 from benchmarks.report import show
 from towpath.brokers.factory import broker_from_url
 from towpath.store import migrate
@@ -27,31 +30,6 @@ from towpath.testing.services import KafkaServer, PostgresServer
 
 ROOT = Path(__file__).parents[1]
 PARTITIONS = 6
-ROWS_PER_TRANSACTION = 50
-TRACE = '[["traceparent","00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"]]'
-
-FILL = """
-create or replace procedure public.fill(topic text, transactions integer, rows_each integer)
-language plpgsql as $$
-begin
-  for t in 1..transactions loop
-    insert into {table}
-    select {columns}
-    from (select gen_random_uuid() as id, (random() * 1000)::integer::text as key
-          from generate_series(1, rows_each)) m;
-    commit;
-  end loop;
-end $$
-"""
-OUTBOX = FILL.format(
-    table="towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)",
-    columns=f"""towpath.shard(topic, m.key, m.id), m.id, 'event', topic, 'order.placed', m.key,
-            'application/json', '{TRACE}', decode(repeat('ab', 300), 'hex')""",
-)
-FLOOR = FILL.format(
-    table="public.floor_outbox (message_id, key, headers, payload)",
-    columns=f"m.id, m.key, '{TRACE}', decode(repeat('ab', 300), 'hex')",
-)
 
 
 @dataclass(frozen=True)
@@ -76,7 +54,7 @@ def subjects(database: str, bootstrap: str, topic: str, *, quick: bool) -> list[
     ]
     relay = Subject(
         "towpath",
-        OUTBOX,
+        outbox_rows(),
         "select message_id from towpath.outbox",
         ["outbox_relay"],
         {
@@ -178,7 +156,7 @@ async def drain(
     )
 
 
-async def main(*, quick: bool, as_json: bool, rounds: int) -> bool:
+async def backlog_to_kafka(*, quick: bool, as_json: bool, rounds: int) -> bool:
     """Run and print; False when a cell is void."""
     count = 60_000 if quick else 300_000
     name = f"backlog {count // 1000}k to kafka"
@@ -207,3 +185,45 @@ async def main(*, quick: bool, as_json: bool, rounds: int) -> bool:
     floor = max((cell for key, cell in cells.items() if key.startswith("floor")), key=lambda cell: cell.rate)
     show(cells.values(), floor, as_json=as_json)
     return not any(cell.is_void for cell in cells.values())
+
+
+def _per_second(mine: Sample, _: Sample) -> float:
+    return mine.messages_per_s or 0.0
+
+
+PLANS = (
+    Plan(
+        "rabbitmq",
+        {"aio-pika": publishing.gathered, "towpath": publishing.relayed},
+        ("aio-pika",),
+        (Target("≥ 2.4 × aio-pika's gathered publish", 2.4),),
+    ),
+    Plan(
+        "rabbitmq-one-key",
+        {"towpath": publishing.relayed_one_key},
+        (),
+    ),
+    Plan(
+        "ack-latency-kafka",
+        {"no delay": publishing.quick_kafka, "towpath": publishing.slow_kafka},
+        ("no delay",),
+        (Target("≥ 10,000/s at 2 ms", 10_000, _per_second),),
+    ),
+    Plan(
+        "ack-latency-rabbitmq",
+        {"no delay": publishing.quick_rabbitmq, "towpath": publishing.slow_rabbitmq},
+        ("no delay",),
+        (Target("≥ 10,000/s at 2 ms", 10_000, _per_second),),
+    ),
+)
+CELLS = ("backlog", *(plan.name for plan in PLANS))
+
+
+async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str] = CELLS) -> bool:
+    """Run and print; False when a cell is void."""
+    is_valid = True
+    if "backlog" in cells:
+        is_valid = await backlog_to_kafka(quick=quick, as_json=as_json, rounds=rounds)
+    if chosen := [plan for plan in PLANS if plan.name in cells]:
+        is_valid &= await run(chosen, quick=quick, as_json=as_json, rounds=rounds)
+    return is_valid

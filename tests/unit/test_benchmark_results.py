@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.consumer import CELLS, PLANS, reference_of
+from benchmarks.consumer import CELLS, PLANS
 from benchmarks.measure import Cell, Sample, Target, difference, percentile
+from benchmarks.plans import reference_of
 from benchmarks.report import markdown, show
 
 KEYS = {

@@ -1,0 +1,62 @@
+"""Cells that are run in alternating rounds, each beside its reference."""
+
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.cells.round import Round, Trial
+from benchmarks.measure import Cell, Target
+from benchmarks.report import show
+from benchmarks.stage import open_stage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Subjects of a cell by name, in the order in which they run. The last is judged."""
+
+    name: str
+    subjects: dict[str, Trial]
+    references: Sequence[str]
+    """What it is compared with: of several, in each round the one with the highest rate."""
+    targets: Sequence[Target] = ()
+
+
+def reference_of(cells: dict[str, Cell], names: Sequence[str]) -> Cell | None:
+    """In each round the quickest of the references."""
+    if not names:
+        return None
+    rounds = zip(*(cells[name].samples for name in names), strict=True)
+    best = [max(samples, key=lambda sample: sample.messages_per_s or 0.0) for samples in rounds]
+    return Cell("", "reference", best)
+
+
+async def run(chosen: Sequence[Plan], *, quick: bool, as_json: bool, rounds: int) -> bool:
+    """Run and print; False when a cell is void."""
+    results = {
+        plan.name: {
+            name: Cell(plan.name, name, targets=plan.targets if name == "towpath" else ())
+            for name in plan.subjects
+        }
+        for plan in chosen
+    }
+    async with open_stage(quick=quick) as stage:
+        for number in range(1, rounds + 1):
+            round_ = Round(stage)
+            for plan in chosen:
+                for name, trial in plan.subjects.items():
+                    began = time.monotonic()
+                    sample = await round_.sample(trial)
+                    results[plan.name][name].samples.append(sample)
+                    seconds = time.monotonic() - began
+                    rate = "" if sample.messages_per_s is None else f", {sample.messages_per_s:.0f}/s"
+                    print(
+                        f"round {number}: {plan.name}, {name}: {seconds:.0f} s{rate} {sample.note}",
+                        file=sys.stderr,
+                    )
+    for plan in chosen:
+        subjects = results[plan.name]
+        show(subjects.values(), reference_of(subjects, plan.references), as_json=as_json)
+    every = itertools.chain.from_iterable(subjects.values() for subjects in results.values())
+    return not any(cell.is_void for cell in every)
