@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.memory.broker import MemoryBroker
 from towpath.brokers.ports import (
+    Bookmark,
     Broker,
     Delivery,
     GroupTopology,
@@ -41,6 +42,8 @@ class Listener:
     def __init__(self) -> None:
         self.revoked: list[frozenset[str]] = []
         self.while_revoking: Callable[[], Awaitable[None]] | None = None
+        self.noted: dict[str, Bookmark] = {}
+        self.losses: list[tuple[str, int, int]] = []
 
     async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None:
         """The port's callback."""
@@ -48,6 +51,14 @@ class Listener:
         self.revoked.append(partitions)
         if self.while_revoking is not None:
             await self.while_revoking()
+
+    async def bookmarks(self, partitions: frozenset[str]) -> Mapping[str, Bookmark]:
+        """What a test says was noted."""
+        return {name: mark for name, mark in self.noted.items() if name in partitions}
+
+    def lost(self, partition: str, first_offset: int, count: int) -> None:
+        """Remembered."""
+        self.losses.append((partition, first_offset, count))
 
 
 @dataclass

@@ -37,6 +37,9 @@ async def _topic(admin: AIOKafkaAdminClient, partitions: int = 1, **config: str)
     name = f"t.{uuid.uuid4().hex[:8]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
     await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings)])
+    async with asyncio.timeout(15):
+        while name not in await admin.list_topics():  # noqa: ASYNC110 - the broker is being told
+            await asyncio.sleep(0.02)
     return name
 
 

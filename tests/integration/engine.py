@@ -17,11 +17,12 @@ from towpath.app import App
 from towpath.brokers.memory.broker import MemoryBroker
 from towpath.brokers.memory.hub import Record
 from towpath.brokers.ports import OutboundMessage, dead_letter_address
-from towpath.consumer.engine import Consumer
+from towpath.consumer.engine import Consumer, Health
 from towpath.messages import Envelope, Headers, encode, event, spec_of, task, wire_headers
 from towpath.messages.registry import key_of
 from towpath.settings import WorkerSettings
 from towpath.store.database import Database
+from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
 PATIENCE_SECONDS: Final = 30.0
 INSTALLATION: Final = "0d9a8a30-7e7c-4b0f-8a58-3f3f1f1f7f10"
@@ -94,16 +95,22 @@ class Engine:
 
     @asynccontextmanager
     async def member(
-        self, *, app: App | None = None, url: str | None = None, settings: WorkerSettings | None = None
+        self,
+        *,
+        app: App | None = None,
+        url: str | None = None,
+        settings: WorkerSettings | None = None,
+        telemetry: Telemetry = NO_TELEMETRY,
+        awaits: Callable[[Health], object] = lambda health: health.is_ready,
     ) -> AsyncIterator["Running"]:
-        """Start a member, stop it at the end, and raise what it raised."""
+        """Start a member, wait until it is ready, stop it at the end, and raise what it raised."""
         settings = settings or self.settings
         database = Database(url or self.url, pool_size=6, session_count=settings.sessions)
-        consumer = Consumer(app or self.app, database, self.broker, settings)
+        consumer = Consumer(app or self.app, database, self.broker, settings, telemetry=telemetry)
         running = Running(consumer, asyncio.Event())
         running.task = asyncio.create_task(consumer.run(running.told))
         try:
-            await until(lambda: running.task.done() or consumer.health.is_ready)
+            await until(lambda: running.task.done() or bool(awaits(consumer.health)))
             yield running
         finally:
             running.told.set()

@@ -436,7 +436,7 @@ async def test_a_broker_gets_what_is_missing_and_is_checked_for_it(
     assert "bells" in " ".join(created["created"])
     assert "audits" in " ".join(created["created"])
     assert again == {"created": []}
-    assert after == {"ok": True, "problems": []}
+    assert after == {"ok": True, "problems": [], "warnings": []}
     assert (await tell(towpath, "broker", "check")).code == 2
 
 

@@ -7,12 +7,12 @@ but its commits no longer count. The new owner starts at the committed offset.
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from towpath.brokers.ports import Delivery, RevocationListener
+from towpath.brokers.ports import Delivery, GroupListener, Mark
 from towpath.messages import Envelope, wire_headers
 
 TOPIC = "protocol"
@@ -81,11 +81,11 @@ class SimSubscriber:
         self._rnd = rnd
         self._zombie_seconds = zombie_seconds
         self._held: dict[int, _Assignment] = {}
-        self._listener: RevocationListener | None = None
+        self._listener: GroupListener | None = None
         self.is_connected = True
         self.acknowledged_count = 0
 
-    async def start(self, listener: RevocationListener) -> None:
+    async def start(self, listener: GroupListener) -> None:
         self._listener = listener
 
     async def receive(self, max_count: int, *, timeout_seconds: float) -> Sequence[Delivery]:
@@ -150,6 +150,10 @@ class SimSubscriber:
     def is_current(self, delivery: Delivery) -> bool:
         held = self._held.get(int(delivery.partition.rpartition(":")[2]))
         return held is not None and held.generation == delivery.epoch
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        return {}
 
     async def aclose(self) -> None:
         self._held.clear()

@@ -7,8 +7,8 @@ survives. (RabbitMQ keeps headers in a table: without repeats their order is not
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final, Protocol, TypeAlias
+from datetime import datetime, timedelta
+from typing import Final, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
@@ -132,8 +132,31 @@ class Delivery:
         return len(self.value or b"") + headers_size_bytes(self.headers)
 
 
-class RevocationListener(Protocol):
-    """Told when partitions are about to leave this member."""
+Refusal: TypeAlias = Literal["offset_missing", "offset_out_of_range"]
+"""Why a partition is not read until a person says where to go on: the group's committed offset is gone, or
+lies beyond what the broker has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """What the group itself knows of its place in a partition, beside the broker."""
+
+    position: int | None
+    """The next offset to read, as last noted; None: it never read there."""
+    word: int | None = None
+    """Where a person said to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a partition that this member holds is committed, or why it is not read."""
+
+    position: int | None
+    refusal: Refusal | None = None
+
+
+class GroupListener(Protocol):
+    """What a member of a group is told and asked by its subscriber."""
 
     async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None:
         """Let running work of these partitions end, at most `timeout_seconds`, then return.
@@ -141,6 +164,17 @@ class RevocationListener(Protocol):
         Called outside the poll loop; it must not call `receive`. Acknowledgements made before it
         returns are still committed.
         """
+        ...
+
+    async def bookmarks(self, partitions: frozenset[str]) -> Mapping[str, Bookmark]:
+        """What the group noted of these partitions. A person's word is told once.
+
+        Raises StoreUnavailable: then nothing of them is read yet.
+        """
+        ...
+
+    def lost(self, partition: str, first_offset: int, count: int) -> None:
+        """The broker deleted records that the group had not read."""
         ...
 
 
@@ -158,7 +192,7 @@ class Subscription:
 class Subscriber(Protocol):
     """Receives for one member of a consumer group. Reconnects and rebuilds itself."""
 
-    async def start(self, listener: RevocationListener) -> None:
+    async def start(self, listener: GroupListener) -> None:
         """Join. Raises BrokerUnavailable or ConfigurationError."""
         ...
 
@@ -193,6 +227,11 @@ class Subscriber(Protocol):
         """Whether messages can arrive now: joined and polled, or consuming on an open channel."""
         ...
 
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """Of the partitions held, for the group's own notes; empty where the broker keeps no offsets."""
+        ...
+
     async def aclose(self) -> None:
         """Commit or ack what was acknowledged, leave, close; idempotent and bounded."""
         ...
@@ -204,6 +243,18 @@ class GroupTopology:
 
     group: str
     addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets of one partition."""
+
+    first: int
+    """Of the oldest record kept."""
+    next: int
+    """Of the next record."""
+    at: int | None = None
+    """Of the first record since the instant asked for; `next` where there is none."""
 
 
 class BrokerAdmin(Protocol):
@@ -221,6 +272,17 @@ class BrokerAdmin(Protocol):
 
     async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
         """One line for each thing missing or declared otherwise; empty when all is well."""
+        ...
+
+    async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:
+        """Offsets by partition number; empty where the broker keeps no offsets of groups.
+
+        Raises TopologyError where the address does not exist.
+        """
+        ...
+
+    async def kept_for(self, address: str) -> timedelta | None:
+        """How long messages can be read again; `timedelta.max` for ever, None where reading removes them."""
         ...
 
     async def aclose(self) -> None:

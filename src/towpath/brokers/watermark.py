@@ -45,6 +45,11 @@ class Watermark:
             return True
         return False
 
+    def skip_to(self, offset: int) -> None:
+        """Nothing below `offset` will arrive any more."""
+        if self._highest is None or self._highest < offset - 1:
+            self._highest = offset - 1
+
     def acknowledge(self, offset: int) -> bool:
         """Settle an offset. False when it was not outstanding (a repeat, or never received)."""
         if self._states.get(offset) is not _State.OUTSTANDING:

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from towpath import settings
+from towpath.backoff import parse_duration
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import BrokerAdmin, GroupTopology
+from towpath.brokers.retention import outlived
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Json, text
 from towpath.cli.output import as_json, clean
@@ -40,8 +43,8 @@ def apply(
     """Create what is missing; what exists stays as it is."""
 
     async def run() -> list[str]:
-        wanted, groups = await _topology(apps, addresses)
-        async with _admin() as admin:
+        wanted, groups, _ = await _topology(apps, addresses)
+        async with admin_of_settings() as admin:
             return await admin.apply(wanted, groups, partitions=partitions)
 
     created = run_async(run())
@@ -53,24 +56,31 @@ def apply(
 
 @app.command()
 def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) -> None:
-    """Say what is missing or declared otherwise; exit 3 if anything is."""
+    """Say what is missing or declared otherwise; exit 3 if anything is. Warnings change nothing."""
 
-    async def run() -> list[str]:
-        wanted, groups = await _topology(apps, addresses)
-        async with _admin() as admin:
-            return await admin.check(wanted, groups)
+    async def run() -> tuple[list[str], list[str]]:
+        wanted, groups, rows_kept_for = await _topology(apps, addresses)
+        async with admin_of_settings() as admin:
+            problems = await admin.check(wanted, groups)
+            warnings = [
+                line for group in groups for line in await outlived(admin, group, rows_kept_for[group.group])
+            ]
+        return problems, warnings
 
-    problems = run_async(run())
+    problems, warnings = run_async(run())
     if json:
-        as_json({"ok": not problems, "problems": problems})
+        as_json({"ok": not problems, "problems": problems, "warnings": warnings})
     else:
         print("\n".join(map(clean, problems)) or "everything is there")
+        for warning in warnings:
+            print(f"warning: {clean(warning)}")
     if problems:
         raise Stop(SAYS_NO)
 
 
 @asynccontextmanager
-async def _admin() -> AsyncIterator[BrokerAdmin]:
+async def admin_of_settings() -> AsyncIterator[BrokerAdmin]:
+    """The admin of the broker of the settings, for one command."""
     loaded = settings.load()
     admin = broker_from_url(loaded.broker_url.get_secret_value(), loaded.broker_options).admin()
     try:
@@ -84,11 +94,15 @@ async def _admin() -> AsyncIterator[BrokerAdmin]:
 
 async def _topology(
     apps: Sequence[str] | None, addresses: Sequence[str] | None
-) -> tuple[list[str], list[GroupTopology]]:
-    """Addresses and groups; a group's destinations are looked up, since they may have other addresses."""
+) -> tuple[list[str], list[GroupTopology], dict[str, timedelta]]:
+    """Addresses, groups, and how long each group keeps finished rows.
+
+    A group's destinations are looked up, since they may have other addresses.
+    """
     if not apps and not addresses:
         raise UsageError("say what is needed: --app billing.consumer:app or --address orders")
     groups = []
+    rows_kept_for: dict[str, timedelta] = {}
     if apps:
         from towpath.consumer.service import load_app  # noqa: PLC0415  the engine is heavy
 
@@ -96,6 +110,7 @@ async def _topology(
         async with connected() as session:
             for group in loaded:
                 mapped = await addresses_of(session.connection, group.destinations, session.schema)
+                rows_kept_for[group.name] = parse_duration(group.retention)
                 groups.append(GroupTopology(group.name, tuple(sorted(mapped.values()))))
     own = {text(address, "--address", 200) for address in addresses or ()}
-    return sorted(own.union(*(group.addresses for group in groups))), groups
+    return sorted(own.union(*(group.addresses for group in groups))), groups, rows_kept_for

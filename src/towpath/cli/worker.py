@@ -7,10 +7,13 @@ import typer
 from towpath import settings
 from towpath.cli import health
 from towpath.cli.exits import SAYS_NO, Stop
+from towpath.cli.offsets import offsets
 from towpath.cli.options import Json
 from towpath.cli.output import as_json, clean
 
 app = typer.Typer(name="worker", help="Consume for one group.", no_args_is_help=True)
+
+app.command()(offsets)
 
 Target: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODULE:APP", help="For example billing.consumer:app.")

@@ -60,8 +60,19 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """Whether messages arrive and may be claimed: joined, beating, not draining."""
-        return not self.is_draining and self.is_broker_connected and self.is_database_seen
+        """Whether messages arrive and may be claimed: joined, beating, not draining, no partition refused."""
+        return (
+            not self.is_draining
+            and self.is_broker_connected
+            and self.is_database_seen
+            and not self.refused_partitions
+        )
+
+    @property
+    def refused_partitions(self) -> list[str]:
+        """Partitions that are not read until a person says where to go on."""
+        marks = {} if self.subscriber is None else self.subscriber.marks
+        return sorted(name for name, mark in marks.items() if mark.refusal is not None)
 
     @property
     def is_broker_connected(self) -> bool:

@@ -9,7 +9,8 @@ from uuid import UUID
 from uuid_utils.compat import uuid7
 
 from towpath.app import App
-from towpath.brokers.ports import Subscriber
+from towpath.brokers.ports import Bookmark, Subscriber
+from towpath.consumer.bookmarks import Bookmarks
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.census import CensusLoop
 from towpath.consumer.execution import Executor
@@ -32,6 +33,7 @@ from towpath.store.census import CensusStore
 from towpath.store.claims import ClaimStore
 from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
+from towpath.store.offsets import OffsetStore
 from towpath.store.reaping import ReapStore
 from towpath.store.settles import SettleStore
 from towpath.store.sync_settles import SyncSettleStore
@@ -150,6 +152,15 @@ class Member:
             telemetry=telemetry,
             on_progress=on_progress,
         )
+        self._bookmarks = Bookmarks(
+            app.name,
+            subscriber,
+            OffsetStore(database, app.name),
+            watch=watch,
+            telemetry=telemetry,
+            every_seconds=settings.beat_every.total_seconds(),
+            on_progress=on_progress,
+        )
         self._loop_watch = LoopWatch(app.handlers, self._note_blocked)
         self._reconciler = Reconciler(
             app,
@@ -174,6 +185,7 @@ class Member:
             self._reaper.run,
             self._reconciler.run,
             self._census.run,
+            self._bookmarks.run,
             self._loop_watch.run,
         )
         intake = [asyncio.create_task(loop()) for loop in loops]
@@ -204,6 +216,14 @@ class Member:
         self._pump.release(is_leaving)
         await self._roster.finish(timeout_seconds, is_leaving)
 
+    async def bookmarks(self, partitions: frozenset[str]) -> Mapping[str, Bookmark]:
+        """What the group noted of these partitions. Raises StoreUnavailable."""
+        return await self._bookmarks.take(partitions)
+
+    def lost(self, partition: str, first_offset: int, count: int) -> None:  # noqa: ARG002 - the subscriber logs it
+        """The broker deleted records that nobody had read."""
+        self._bookmarks.lost(partition, count)
+
     def _note_blocked(self, handler: str, seconds: float) -> None:
         log.warning("worker.loop_blocked", group=self._group, handler=handler, seconds=seconds)
 
@@ -218,5 +238,6 @@ class Member:
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 await self._workers.leave()
+                await self._bookmarks.note()
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("worker.store_unavailable", group=self._group, error=str(error))

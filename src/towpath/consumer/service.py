@@ -34,6 +34,7 @@ class _Probe:
             "ok": self._health.is_ready,
             "group": self._group,
             "broker": self._health.is_broker_connected,
+            "refused_partitions": self._health.refused_partitions,
             "database": self._health.is_database_seen,
             "draining": self._health.is_draining,
         }

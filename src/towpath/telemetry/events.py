@@ -72,9 +72,15 @@ _EVENTS: Final = (
         "broker.leave_failed", "The member could not leave in order; the broker times it out.", "group error"
     ),
     _event(
-        "broker.offsets_restarted",
-        "A topic was made again or truncated; its records count as new.",
-        "partition offset expected_offset",
+        "broker.partition_refused",
+        "Not read until a person says where to go on: `offset_missing` or `offset_out_of_range`.",
+        "group partition reason offset fix",
+    ),
+    _event("broker.offset_given", "A person said where to go on.", "group partition offset"),
+    _event(
+        "broker.records_lost",
+        "The broker deleted records that were not read yet; the group goes on behind them.",
+        "group partition first_offset count",
     ),
     _event("broker.intake_reduced", "Large messages: fewer are prefetched now.", "group queue prefetch"),
     _event(

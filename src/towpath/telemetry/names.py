@@ -231,6 +231,20 @@ DEAD_LETTERS: Final = Metric(
     "Messages put into the dead-letter catalog, by stage and reason.",
     ("group", "stage", "reason"),
 )
+RECORDS_LOST: Final = Metric(
+    "towpath.records.lost",
+    "counter",
+    "{message}",
+    "Records that Kafka deleted by its retention before the group had read them.",
+    ("destination", "group"),
+)
+PARTITIONS_REFUSED: Final = Metric(
+    "towpath.partitions.refused",
+    "gauge",
+    "{partition}",
+    "Partitions of this member that wait for `towpath worker offsets`: the group's offset is gone.",
+    ("group",),
+)
 WORKER_LEASES_LOST: Final = Metric(
     "towpath.worker.leases.lost",
     "counter",
@@ -310,6 +324,8 @@ METRICS: Final = (
     TASKS_SETTLED,
     TASK_RETRIES,
     DEAD_LETTERS,
+    RECORDS_LOST,
+    PARTITIONS_REFUSED,
     WORKER_LEASES_LOST,
     BREAKERS_OPEN,
     TASKS_REAPED,

@@ -94,7 +94,8 @@ def test_kafka_defaults_are_ours_where_the_clients_are_wrong() -> None:
     """Nothing is skipped by default, nothing committed by itself, and joins may take their time."""
     config = KafkaConfig.read("kafka://a:1,b", {"compression_type": "gzip"})
     assert config.client["bootstrap_servers"] == "a:1,b:9092"
-    assert config.consumer["auto_offset_reset"] == "earliest"
+    assert config.consumer["auto_offset_reset"] == "none", "the client decides nothing"
+    assert not config.is_starting_at_the_end
     assert config.consumer["enable_auto_commit"] is False
     assert config.consumer["session_timeout_ms"] == 30_000
     assert config.consumer["rebalance_timeout_ms"] == 60_000

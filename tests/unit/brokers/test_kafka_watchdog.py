@@ -50,6 +50,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def _watchdog(intake: Intake, *, join_seconds: float = 0.1) -> Watchdog:
     assignments = Assignments(intake)
     assignments.assign([PARTITION])
+    for held in assignments.unplaced:
+        assignments.place(held, 0, committed=0)
     return Watchdog(assignments, intake, silence_seconds=0.1, join_seconds=join_seconds)
 
 

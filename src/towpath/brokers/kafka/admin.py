@@ -1,16 +1,19 @@
 """Creates and checks Kafka topics."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from towpath.brokers.kafka.config import KafkaConfig
 from towpath.brokers.kafka.connection import connection_error
 from towpath.brokers.kafka.errors import describe, translate
-from towpath.brokers.ports import GroupTopology, dead_letter_address
+from towpath.brokers.ports import Bounds, GroupTopology, dead_letter_address
 from towpath.errors import ConfigurationError, TopologyError
 
 _CLOSE_SECONDS: Final = 3.0
@@ -93,6 +96,57 @@ class KafkaAdmin:
             if topic not in existing
         ]
 
+    async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:
+        """First and next offset of each partition, and the first since an instant."""
+        numbers = await self._partitions(address)
+        partitions = [TopicPartition(address, number) for number in numbers]
+        consumer = AIOKafkaConsumer(**self._config.client, enable_auto_commit=False)
+        try:
+            async with asyncio.timeout(self._config.request_timeout_seconds):
+                await consumer.start()
+                consumer.assign(partitions)
+                first = await consumer.beginning_offsets(partitions)
+                end = await consumer.end_offsets(partitions)
+                found = await _offsets_since(consumer, partitions, since)
+        except _CLIENT_ERRORS as error:
+            raise await connection_error(self._config, error) from error
+        finally:
+            await consumer.stop()
+        return {
+            each.partition: Bounds(
+                first[each], end[each], None if since is None else found.get(each, end[each])
+            )
+            for each in partitions
+        }
+
+    async def _partitions(self, address: str) -> list[int]:
+        client = await self._connected()
+        try:
+            (found,) = await client.describe_topics([address])
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+        if found["error_code"]:
+            raise TopologyError(f"Kafka topic {address!r} does not exist or may not be seen")
+        return sorted(int(each["partition"]) for each in found["partitions"])
+
+    async def kept_for(self, address: str) -> timedelta | None:
+        """The topic's retention; for ever where it is without bound or compacted alone."""
+        client = await self._connected()
+        wanted = ConfigResource(ConfigResourceType.TOPIC, address)
+        try:
+            (response,) = await client.describe_configs([wanted])
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+        error_code, *_, entries = response.resources[0]
+        if error_code:
+            return None  # `check` tells what is missing
+        values = {entry[0]: entry[1] for entry in entries}
+        milliseconds = int(values.get("retention.ms") or -1)
+        is_deleting = "delete" in (values.get("cleanup.policy") or "delete")
+        if milliseconds < 0 or not is_deleting:
+            return timedelta.max
+        return timedelta(milliseconds=min(milliseconds, 10**14))
+
     async def _topics(self) -> set[str]:
         client = await self._connected()
         try:
@@ -121,3 +175,12 @@ class KafkaAdmin:
                     await client.close()
             except _CLIENT_ERRORS:
                 return  # nothing is lost: an admin connection holds no state
+
+
+async def _offsets_since(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition], since: datetime | None
+) -> dict[TopicPartition, int]:
+    if since is None:
+        return {}
+    found = await consumer.offsets_for_times(dict.fromkeys(partitions, int(since.timestamp() * 1000)))
+    return {each: int(place.offset) for each, place in found.items() if place is not None}

@@ -3,20 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
 
 from aiokafka import ConsumerRecord, TopicPartition
 
 from towpath.brokers.intake import Intake
-from towpath.brokers.ports import Delivery
+from towpath.brokers.ports import Delivery, Mark, Refusal
 from towpath.brokers.watermark import Watermark
-from towpath.telemetry.logging import event_logger
-
-_log: Final = event_logger(__name__)
 
 
 class UnassignedRecord(Exception):
-    """The library handed out a record of a partition that it had not told us about."""
+    """The library handed out a record of a partition that is not ours, or one before where we read."""
 
 
 def partition_name(topic_partition: TopicPartition) -> str:
@@ -25,7 +21,7 @@ def partition_name(topic_partition: TopicPartition) -> str:
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """One partition under one epoch."""
 
     topic_partition: TopicPartition
@@ -33,6 +29,16 @@ class _Held:
     watermark: Watermark = field(default_factory=Watermark)
     next_offset: int = 0
     committed: int | None = None
+    is_placed: bool = False
+    """Whether it is known where to read. Nothing of it arrives before."""
+    out_of_range_at: int | None = None
+    """The offset that the broker does not have, where it was told that."""
+    refusal: Refusal | None = None
+
+    @property
+    def name(self) -> str:
+        """`topic:3`."""
+        return partition_name(self.topic_partition)
 
 
 class Assignments:
@@ -44,21 +50,60 @@ class Assignments:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._highest_seen: dict[str, int] = {}
         self._epoch = 0
         self._is_revoking = False
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """What is held now."""
-        return [held.topic_partition for held in self._held.values()]
+        """What is held and read now."""
+        return [held.topic_partition for held in self._held.values() if held.is_placed]
+
+    @property
+    def unplaced(self) -> list[Held]:
+        """What is held, and not read before its place is found."""
+        return [held for held in self._held.values() if not held.is_placed]
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether the place of one is still being looked for."""
+        return any(not held.is_placed and held.refusal is None for held in self._held.values())
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        """How far each is committed, and which are refused."""
+        return {name: Mark(held.committed, held.refusal) for name, held in self._held.items()}
+
+    def holds(self, held: Held) -> bool:
+        """Whether it is still held under its epoch."""
+        return self._held.get(held.name) is held
+
+    def place(self, held: Held, offset: int, *, committed: int | None) -> None:
+        """Read from `offset` on; what was received before keeps its place."""
+        held.is_placed, held.refusal, held.out_of_range_at = True, None, None
+        held.next_offset = offset
+        held.watermark.skip_to(offset)
+        held.committed = committed
+
+    def renew(self, held: Held) -> Held:
+        """Hold it under a new epoch, as if it had just been assigned."""
+        self._intake.forget(held.name, held.epoch)
+        self._epoch += 1
+        anew = self._held[held.name] = Held(held.topic_partition, self._epoch)
+        return anew
+
+    def displace(self, topic_partition: TopicPartition, offset: int) -> None:
+        """The broker does not have the offset that is to be read next."""
+        held = self._held.get(partition_name(topic_partition))
+        if held is not None:
+            held.is_placed, held.out_of_range_at = False, offset
 
     def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Hold these, and only these, under a new epoch."""
         self.clear()
         self._epoch += 1
-        self._held = {partition_name(each): _Held(each, self._epoch) for each in topic_partitions}
+        self._held = {partition_name(each): Held(each, self._epoch) for each in topic_partitions}
 
     def begin_revoking(self) -> frozenset[str]:
         """Hand out nothing more; what was not taken yet is dropped. Returns what is about to leave."""
@@ -83,10 +128,10 @@ class Assignments:
         held = self._held.get(name)
         if held is None:
             raise UnassignedRecord(name)
-        if self._is_revoking:
+        if self._is_revoking or not held.is_placed:
             return
         if record.offset < held.next_offset:
-            held = self._begin_anew(name, held, record.offset)
+            raise UnassignedRecord(f"{name}:{record.offset}")
         held.next_offset = record.offset + 1
         if not held.watermark.receive(record.offset):
             return
@@ -94,17 +139,7 @@ class Assignments:
         self._highest_seen[name] = max(highest, record.offset)
         self._intake.add(_delivery(record, name, held.epoch, is_redelivered=record.offset <= highest))
 
-    def _begin_anew(self, name: str, held: _Held, offset: int) -> _Held:
-        """Offsets went back without a seek of ours: a topic made again, or a truncated log."""
-        _log.warning(
-            "broker.offsets_restarted", partition=name, offset=offset, expected_offset=held.next_offset
-        )
-        self._intake.forget(name, held.epoch)
-        self._epoch += 1
-        anew = self._held[name] = _Held(held.topic_partition, self._epoch)
-        return anew
-
-    def _current(self, delivery: Delivery) -> _Held | None:
+    def _current(self, delivery: Delivery) -> Held | None:
         held = self._held.get(delivery.partition)
         return held if held is not None and held.epoch == delivery.epoch else None
 
@@ -130,6 +165,8 @@ class Assignments:
                 held.watermark.release(later.offset)
             if not self._is_revoking and delivery.offset < held.next_offset:
                 held.next_offset = delivery.offset
+                if held.out_of_range_at is not None:
+                    held.out_of_range_at = min(held.out_of_range_at, delivery.offset)
                 targets[held.topic_partition] = delivery.offset
         return targets
 

@@ -101,6 +101,8 @@ class KafkaConfig:
     request_timeout_seconds: float
     commit_interval_seconds: float
     rebalance_timeout_seconds: float
+    is_starting_at_the_end: bool
+    """`auto_offset_reset: latest`: where a group that never read a partition begins."""
     is_creating_topics: bool
     partitions: int
     replication_factor: int
@@ -132,7 +134,6 @@ class KafkaConfig:
                 "max_batch_size": _number(options, "max_batch_size", min(524_288, max_message)),
             },
             consumer={
-                "auto_offset_reset": "earliest",
                 # Progress is judged by the engine's handler timeouts and by the watchdog, not here.
                 "max_poll_interval_ms": 86_400_000,
                 "heartbeat_interval_ms": 3_000,
@@ -140,6 +141,8 @@ class KafkaConfig:
                 "session_timeout_ms": session,
                 "rebalance_timeout_ms": rebalance,
                 "enable_auto_commit": False,
+                # Where to begin is decided by `Placing`, never silently by the client.
+                "auto_offset_reset": "none",
                 # A join is answered when every member has rejoined. `ConsumerSession` resets the
                 # connections of a broker that does not answer at all much earlier.
                 "request_timeout_ms": max(request, rebalance + 5_000),
@@ -148,10 +151,18 @@ class KafkaConfig:
             request_timeout_seconds=request / 1000,
             commit_interval_seconds=_number(options, "commit_interval_ms", 500) / 1000,
             rebalance_timeout_seconds=rebalance / 1000,
+            is_starting_at_the_end=_starts_at_the_end(options),
             is_creating_topics=_flag(options, "create_topics", default=False),
             partitions=_number(options, "partitions", 6),
             replication_factor=_number(options, "replication_factor", -1),
         )
+
+
+def _starts_at_the_end(options: Mapping[str, object]) -> bool:
+    value = options.get("auto_offset_reset", "earliest")
+    if value not in ("earliest", "latest"):
+        raise ConfigurationError(f"Kafka option auto_offset_reset is earliest or latest, not {value!r}")
+    return value == "latest"
 
 
 def _chosen(options: Mapping[str, object], names: frozenset[str]) -> dict[str, object]:

@@ -18,8 +18,9 @@ from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, par
 from towpath.brokers.kafka.config import KafkaConfig
 from towpath.brokers.kafka.connection import bury_consumer, connection_error, leave_group
 from towpath.brokers.kafka.errors import describe, translate
+from towpath.brokers.kafka.placing import Placing
 from towpath.brokers.kafka.watchdog import Watchdog
-from towpath.brokers.ports import RevocationListener, Subscription
+from towpath.brokers.ports import GroupListener, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from towpath.telemetry.logging import event_logger
 
@@ -51,7 +52,7 @@ class ConsumerSession:
         subscription: Subscription,
         intake: Intake,
         assignments: Assignments,
-        listener: RevocationListener,
+        listener: GroupListener,
     ) -> None:
         self._config = config
         self._subscription = subscription
@@ -61,6 +62,7 @@ class ConsumerSession:
         self._consumer: AIOKafkaConsumer | None = None
         self._commit_lock = asyncio.Lock()
         self._is_closing = False
+        self._placing = Placing(config, subscription.group, assignments, listener)
         self._watchdog = Watchdog(
             assignments,
             intake,
@@ -115,6 +117,7 @@ class ConsumerSession:
         tasks = [
             asyncio.create_task(self._poll(consumer, closing), name="kafka-poll"),
             asyncio.create_task(self._commit_regularly(), name="kafka-commit"),
+            asyncio.create_task(self._placing.run(consumer), name="kafka-place"),
             asyncio.create_task(self._watchdog.watch(consumer, addresses), name="kafka-watch"),
         ]
         try:
@@ -140,7 +143,11 @@ class ConsumerSession:
                 await consumer.getmany(_NOWHERE)
                 continue
             wanted = max(1, min(_POLL_RECORDS, self._intake.free_count))
-            fetched = await consumer.getmany(timeout_ms=_POLL_MS, max_records=wanted)
+            try:
+                fetched = await consumer.getmany(timeout_ms=_POLL_MS, max_records=wanted)
+            except kafka.OffsetOutOfRangeError as error:
+                self._placing.displace(consumer, error.args[0])
+                continue
             # Nothing may be awaited from here on: a rebalance could come between a record and its epoch.
             for records in fetched.values():
                 for record in records:
@@ -213,8 +220,10 @@ class ConsumerSession:
                     )
 
     def assigned(self, topic_partitions: set[TopicPartition]) -> None:
-        """Hold these under a new epoch."""
+        """Hold these under a new epoch. They are read when their place is found."""
         self._assignments.assign(topic_partitions)
+        if self._consumer is not None:
+            self._placing.begin(self._consumer)
         names = sorted(partition_name(each) for each in topic_partitions)
         _log.info("broker.partitions_assigned", group=self._subscription.group, partitions=names)
         self._watchdog.joined()

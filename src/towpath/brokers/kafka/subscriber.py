@@ -6,7 +6,7 @@ to its end, and the subscriber opens the next one after an error, with a pause t
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from towpath.backoff import RetryPolicy
@@ -14,7 +14,7 @@ from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments
 from towpath.brokers.kafka.config import KafkaConfig
 from towpath.brokers.kafka.session import ConsumerSession
-from towpath.brokers.ports import Delivery, RevocationListener, Subscription
+from towpath.brokers.ports import Delivery, GroupListener, Mark, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError, TowpathError
 from towpath.telemetry.logging import event_logger
 
@@ -37,17 +37,17 @@ class KafkaSubscriber:
         self.last_error: TowpathError | None = None
         """Why the last session ended, for readiness texts; None while all is well."""
 
-    async def start(self, listener: RevocationListener) -> None:
+    async def start(self, listener: GroupListener) -> None:
         """Connect; joining goes on in the background. Raises BrokerUnavailable or ConfigurationError."""
         session = self._new_session(listener)
         await session.open()
         self._session = session
         self._runner = asyncio.create_task(self._run(session, listener), name="kafka-subscriber")
 
-    def _new_session(self, listener: RevocationListener) -> ConsumerSession:
+    def _new_session(self, listener: GroupListener) -> ConsumerSession:
         return ConsumerSession(self._config, self._subscription, self._intake, self._assignments, listener)
 
-    async def _run(self, first: ConsumerSession, listener: RevocationListener) -> None:
+    async def _run(self, first: ConsumerSession, listener: GroupListener) -> None:
         """Poll until closed; after an error end the session and open another."""
         session, failures = first, 0
         while not self._closing.is_set():
@@ -93,8 +93,14 @@ class KafkaSubscriber:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the consumer has joined and the broker answered it within the last seconds."""
-        return not self._closing.is_set() and self._session is not None and self._session.is_alive
+        """Whether the consumer has joined and knows where to read, and the broker answered lately."""
+        is_alive = self._session is not None and self._session.is_alive
+        return not self._closing.is_set() and is_alive and not self._assignments.is_placing
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """How far each partition held is committed, and which wait for a person's word."""
+        return self._assignments.marks
 
     async def aclose(self) -> None:
         """Commit what was acknowledged, leave the group, close; each step is bounded."""

@@ -70,7 +70,7 @@ class Watchdog:
             await asyncio.sleep(_INTERVAL_SECONDS)
             if self._joined_at is not None:
                 _raise_if_deleted(consumer, addresses)
-            if not self._intake.has_room:
+            if not self._intake.has_room or not self._assignments.partitions:
                 self._pressed_at = time.monotonic()
             fetched_at = self._last_fetch_at(consumer)
             self._answered_at = max(self._answered_at, fetched_at)

@@ -1,9 +1,10 @@
 """Creates and checks addresses of a hub."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from towpath.brokers.memory.hub import Hub
-from towpath.brokers.ports import GroupTopology, dead_letter_address
+from towpath.brokers.ports import Bounds, GroupTopology, dead_letter_address
 
 
 def _needed(addresses: Sequence[str], groups: Sequence[GroupTopology]) -> Iterator[str]:
@@ -36,6 +37,14 @@ class MemoryAdmin:
             each for each in dict.fromkeys(_needed(addresses, groups)) if each not in self._hub.addresses
         ]
         return [f"address {address} does not exist" for address in missing]
+
+    async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:  # noqa: ARG002
+        """None: a hub's groups have no offsets that could be lost."""
+        return {}
+
+    async def kept_for(self, address: str) -> timedelta | None:  # noqa: ARG002
+        """As long as the process lives."""
+        return None
 
     async def aclose(self) -> None:
         """Nothing is open."""

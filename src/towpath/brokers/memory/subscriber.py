@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from towpath.brokers.intake import Intake
 from towpath.brokers.memory.hub import Hub, PartitionId
-from towpath.brokers.ports import Delivery, RevocationListener, Subscription
+from towpath.brokers.ports import Delivery, GroupListener, Mark, Subscription
 from towpath.brokers.watermark import Watermark
 from towpath.errors import BrokerUnavailable
 
@@ -38,14 +38,14 @@ class MemorySubscriber:
         self._seen: dict[str, int] = {}
         self._epoch = 0
         self._wakeup = asyncio.Event()
-        self._listener: RevocationListener | None = None
+        self._listener: GroupListener | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """What this member reads."""
         return self._subscription.addresses
 
-    async def start(self, listener: RevocationListener) -> None:
+    async def start(self, listener: GroupListener) -> None:
         """Join the group. Raises BrokerUnavailable while the hub is made unreachable."""
         if not self._hub.is_available:
             raise BrokerUnavailable("the memory broker is switched off")
@@ -136,6 +136,11 @@ class MemorySubscriber:
     def is_connected(self) -> bool:
         """Whether this member has joined and the hub is reachable."""
         return self._listener is not None and self._hub.is_available
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """None: this broker keeps no offsets that could be lost."""
+        return {}
 
     async def aclose(self) -> None:
         """Commit, leave; the others get the partitions."""

@@ -1,12 +1,13 @@
 """Creates and checks exchanges and queues."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 import aiormq
 from aiormq import exceptions as amqp
 
-from towpath.brokers.ports import GroupTopology
+from towpath.brokers.ports import Bounds, GroupTopology
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.connection import Link
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, describe, is_cancelled_from_outside, translate
@@ -129,6 +130,14 @@ class RabbitAdmin:
             if is_cancelled_from_outside():
                 raise
             raise BrokerUnavailable("RabbitMQ: the connection broke") from error
+
+    async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:  # noqa: ARG002
+        """None: a queue has no offsets."""
+        return {}
+
+    async def kept_for(self, address: str) -> timedelta | None:  # noqa: ARG002
+        """A queue keeps what was not acknowledged, and nothing else."""
+        return None
 
     async def aclose(self) -> None:
         """Close; bounded."""

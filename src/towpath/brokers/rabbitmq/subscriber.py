@@ -6,12 +6,12 @@ was not acknowledged back into the queues; the deliveries still in our hands are
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from towpath.backoff import RetryPolicy
 from towpath.brokers.intake import Intake
-from towpath.brokers.ports import Delivery, RevocationListener, Subscription
+from towpath.brokers.ports import Delivery, GroupListener, Mark, Subscription
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.session import ConsumerSession, GivenBack, IntakeOverflow
 from towpath.errors import BrokerUnavailable, ConfigurationError, TowpathError
@@ -38,7 +38,7 @@ class RabbitSubscriber:
         self.last_error: TowpathError | None = None
         """Why the last session ended, for readiness texts; None while all is well."""
 
-    async def start(self, listener: RevocationListener) -> None:  # noqa: ARG002
+    async def start(self, listener: GroupListener) -> None:  # noqa: ARG002
         """Connect and consume. Raises BrokerUnavailable or ConfigurationError.
 
         The listener is not called: a queue moves to another member only when this one's channel has
@@ -118,6 +118,11 @@ class RabbitSubscriber:
     def is_connected(self) -> bool:
         """Whether every queue is consumed on an open channel and the broker answered lately."""
         return not self._closing.is_set() and self._session is not None and self._session.is_alive
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """None: this broker keeps no offsets that could be lost."""
+        return {}
 
     async def aclose(self) -> None:
         """Send the acknowledgements, close; what was not acknowledged goes back. Bounded."""

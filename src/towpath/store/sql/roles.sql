@@ -67,6 +67,7 @@ grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.
 grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
 grant select on towpath.shard_progress, towpath.parked_message to towpath_worker;
+grant select, insert, update on towpath.group_offset to towpath_worker;
 -- A delayed task is numbered when it is due.
 grant usage on sequence towpath.outbox_id_seq to towpath_worker;
 
@@ -76,5 +77,5 @@ grant update on towpath.task, towpath.dead_letter, towpath.publish_gate to towpa
 grant insert on towpath.parked_message to towpath_operator;
 grant insert, update, delete on towpath.key_gate to towpath_operator;
 grant insert on towpath.task_event to towpath_operator;
-grant insert, update on towpath.audit to towpath_operator;
+grant insert, update on towpath.audit, towpath.group_offset to towpath_operator;
 grant insert, update, delete on towpath.destination to towpath_operator;

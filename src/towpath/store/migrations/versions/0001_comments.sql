@@ -183,6 +183,15 @@ comment on column towpath.key_gate.lane is 'The key, or the partition where orde
 comment on column towpath.key_gate.head is 'The one message of the lane that may run.';
 comment on column towpath.key_gate.created_at is 'When the lane was gated.';
 
+comment on table towpath.group_offset is 'How far consumer groups have read the partitions of a Kafka cluster, noted once a beat: what is left when the committed offsets are gone.';
+comment on column towpath.group_offset.consumer_group is 'The group.';
+comment on column towpath.group_offset.address is 'Topic.';
+comment on column towpath.group_offset.partition is 'Its number.';
+comment on column towpath.group_offset.position is 'The next offset to read, as last committed to the broker; null: never read.';
+comment on column towpath.group_offset.refused is 'Why a member does not read it until a person says where to go on.';
+comment on column towpath.group_offset.resume_from is 'Where a person said to go on; taken by the member that holds the partition.';
+comment on column towpath.group_offset.updated_at is 'When it was last noted, by the database clock.';
+
 comment on table towpath.dead_letter is 'Messages that need a person: one row per group and message, opened again on a second death.';
 comment on column towpath.dead_letter.id is 'Order of the first death.';
 comment on column towpath.dead_letter.consumer_group is 'The group that gave up; of publish-stage rows: empty, nobody consumed it.';

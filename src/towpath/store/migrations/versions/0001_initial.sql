@@ -287,6 +287,18 @@ create table towpath.key_gate (
   primary key (consumer_group, source, lane)
 );
 
+-- How far groups have read at a broker that keeps offsets for them, beside the broker's own.
+create table towpath.group_offset (
+  consumer_group text not null,
+  address        text not null,
+  partition      integer not null,
+  position       bigint,
+  refused        text check (refused in ('offset_missing', 'offset_out_of_range')),
+  resume_from    bigint check (resume_from >= 0),
+  updated_at     timestamptz not null default towpath.clock(),
+  primary key (consumer_group, address, partition)
+) with (fillfactor = 50);
+
 -- What a person has to look at ------------------------------------------------------------------
 
 create table towpath.dead_letter (
