@@ -104,6 +104,14 @@ class World:
         self._processes.stop(name, signal.SIGKILL, 10)
         del self._expected[name]
 
+    def suspend(self, name: str) -> None:
+        """Freeze a process: its connections stay open and nobody answers on them."""
+        self._processes.send_signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a frozen process go on where it stood."""
+        self._processes.send_signal(name, signal.SIGCONT)
+
     def stop(self, name: str, *, grace_seconds: float = 40) -> int:
         """SIGTERM; the exit code."""
         code = self._processes.stop(name, signal.SIGTERM, grace_seconds)

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from towpath.messages import event, task
 
-Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies"]
+Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies", "kills"]
+"""`kills`: its process dies by SIGKILL."""
 
 
 class Messages(NamedTuple):

@@ -5,6 +5,7 @@ repeated under one key really is.
 """
 
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -119,6 +120,8 @@ async def _effect(session: AsyncSession, attempt: Attempt, handler: str, key: st
 
 
 async def _fail_as_told(session: AsyncSession, message: Step | Work, attempt: Attempt) -> None:
+    if message.fate == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
     if message.fate == "dies":
         raise Dead("hopeless", "the message says so")
     if message.fate == "fails_while_caused" and (await session.execute(_IS_CAUSED)).scalar_one():
