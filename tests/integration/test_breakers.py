@@ -74,5 +74,31 @@ async def test_a_storm_of_deaths_pauses_its_handler_alone(migrated_url: str) -> 
         assert breakers.STORM_WINDOW <= dead < breakers.STORM_WINDOW + 30
 
 
+async def test_a_flood_that_dies_does_not_keep_the_healthy_from_arriving(migrated_url: str) -> None:
+    """D8, C14: what is paused waits in the database, not in the intake ahead of the others."""
+    app = depot(retry=RetryPolicy(attempts=1))
+
+    @app.idempotent(destination="notes")
+    async def store(posted: Posted, call: Call) -> None:
+        raise LookupError("no such shelf")
+
+    @app.idempotent()
+    async def note(left: Note, call: Call) -> None: ...
+
+    bad, good = breakers.STORM_WINDOW + 300, 200
+    async with running(app, migrated_url, max_in_flight=40, lease=timedelta(seconds=30)) as depot_:
+        for number in range(bad):
+            await depot_.publish(Posted(f"p{number}", number), address="notes")
+        healthy = [await depot_.publish(Note(number)) for number in range(good)]
+        for message_id in healthy:
+            await depot_.reaches(message_id, "SUCCEEDED")
+        await depot_.is_drained("notes")
+        counts = "select state, count(*) as n, max(attempt) as spent from towpath.task where reason_code = $1"
+        waiting = await depot_.db.fetch(f"{counts} group by state", "breaker_open")
+        dead = len(await depot_.letters())
+        assert [(row["state"], row["n"] + dead, row["spent"]) for row in waiting] == [("WAITING", bad, 0)]
+        assert breakers.STORM_WINDOW <= dead < breakers.STORM_WINDOW + 40
+
+
 async def _dead(depot_: Engine, at_least: int) -> bool:
     return len(await depot_.letters()) >= at_least

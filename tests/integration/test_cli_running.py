@@ -146,3 +146,47 @@ def test_a_service_says_how_it_is_to_probes_and_to_prometheus(
     assert live.stdout.startswith("ok: True")
     assert metric in page
     assert "process_resident_memory_bytes" in page
+
+
+STUBBORN = """
+import asyncio
+from towpath.serving import serve
+
+class Probe:
+    def liveness(self): return {}
+    def readiness(self): return {}
+
+async def never_ends(stop):
+    await asyncio.Event().wait()
+
+asyncio.run(
+    serve("stubborn", never_ends, probe=Probe(), on_draining=lambda: None, health_host="", health_port=0)
+)
+"""
+
+
+def test_a_second_signal_ends_a_drain_at_once() -> None:
+    """S4, C15: whatever still runs."""
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN])
+    try:
+        deadline = time.monotonic() + 60
+        while not _handles_sigterm(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _handles_sigterm(pid: int) -> bool:
+    (caught,) = [
+        line.split()[1]
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigCgt")
+    ]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

@@ -12,6 +12,7 @@ from tests.integration.test_effects import write
 from towpath.backoff import RetryPolicy
 from towpath.context import Call, Tx
 from towpath.outcomes import Retry
+from towpath.store.workers import WorkerStore
 
 HASTY = RetryPolicy(attempts=2, base="1ms", cap="10ms")
 SHORT = {"lease": timedelta(milliseconds=1000), "beat_every": timedelta(milliseconds=50)}
@@ -371,6 +372,45 @@ async def test_a_task_that_runs_many_leases_long_runs_once(migrated_url: str) ->
         assert (calls, row["deliveries"]) == ([1], 1)
         assert json.loads(row["progress"])["fraction"] > 0.5
         assert await engine.db.fetchval("select count(*) from towpath.worker") == 2
+
+
+async def test_thousands_of_running_tasks_cost_one_write_a_beat(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8: the lease is the worker's; counted in transactions that wrote anything."""
+    app, go, now, beats = depot(ordering="none"), asyncio.Event(), 0, 0
+    beat = WorkerStore.beat
+
+    async def counted(self: WorkerStore) -> None:
+        nonlocal beats
+        await beat(self)
+        beats += 1
+
+    monkeypatch.setattr(WorkerStore, "beat", counted)
+
+    @app.idempotent()
+    async def read(note: Note) -> None:
+        nonlocal now
+        now += 1
+        await go.wait()
+
+    limits = {"concurrency": 5000, "max_in_flight": 6000, "reap_every": timedelta(minutes=10)}
+    async with bench(app, migrated_url, lease=timedelta(seconds=60), **limits) as engine:
+        for number in range(5000):
+            await engine.publish(Note(number))
+        async with engine.member():
+            await until(lambda: now == 5000, seconds=90)
+            written = (
+                "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, max(xmin::text::bigint)"
+                " from towpath.task"
+            )
+            first_beat, before = beats, await engine.db.fetchrow(written)
+            await until(lambda: beats == first_beat + 15)
+            after = await engine.db.fetchrow(written)
+            assert after[1] == before[1], "no task was touched"
+            assert after[0] - before[0] < 2 * 15
+            go.set()
+            await engine.is_drained("notes")
 
 
 async def _has_progress(engine: Any, id_: Any) -> bool:

@@ -27,6 +27,36 @@ async def left_by_a_dead_worker(engine: Engine, number: int, *, deliveries: int,
     return id_
 
 
+@pytest.mark.parametrize(("deliveries", "together"), [(1, 16), (2, 4)])
+async def test_two_hundred_suspects_do_not_run_one_after_another(
+    migrated_url: str, deliveries: int, together: int
+) -> None:
+    """C19: a quarter at once of those that lost a worker once, a sixteenth of those that lost two."""
+    app, now, most, goes = depot(ordering="none"), 0, 0, asyncio.Semaphore(0)
+
+    @app.idempotent()
+    async def sort(parcel: Posted) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await goes.acquire()
+        now -= 1
+
+    async with bench(app, migrated_url, concurrency=64) as engine:
+        for number in range(200):
+            await left_by_a_dead_worker(engine, number, deliveries=deliveries, held_by="broker")
+        async with engine.member():
+            done = "select count(*) from towpath.task where state = 'SUCCEEDED'"
+            await until(lambda: now == together)
+            note = await engine.publish(Posted("fresh", 1000))
+            await engine.reaches(note, "RUNNING")
+            for _ in range(201):
+                goes.release()
+            await engine.is_drained()
+            assert await engine.db.fetchval(done) == 201
+    assert most <= together + 1, "and one that is none"
+
+
 @pytest.mark.parametrize("held_by", ["broker", "database"])
 async def test_the_last_start_waits_for_nothing_that_runs_for_long_and_keeps_nothing_waiting_for_long(
     migrated_url: str, held_by: str

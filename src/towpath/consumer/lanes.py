@@ -25,6 +25,8 @@ class Received:
     lane: "Lane | None" = None
     slot: str | None = None
     """The type under which it has a slot."""
+    is_postponed: bool = False
+    """It is claimed to wait in the database, since its handler is paused."""
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,8 @@ _IDLE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 5.0
+_PAUSED_SHARE: Final = 0.25
+"""Of the intake. When so much waits, messages of a paused handler make way: they wait in the database."""
 _UNSTORABLE: Final = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -198,11 +200,15 @@ class Pump:
                 self._spawn_burial(received, received.undecodable)
             elif received.work.id in by_id:
                 self._hold(received, _BUSY_SECONDS)
-            elif not self._breakers.admits(received.work.type):
-                self._hold(received, self._breakers.seconds_until_probe(received.work.type))
-            else:
+            elif self._breakers.admits(received.work.type):
                 self._breakers.started(received.work.type)
+                received.is_postponed = False
                 by_id[received.work.id] = received
+            elif len(self._lanes) > self._settings.max_in_flight * _PAUSED_SHARE:
+                received.is_postponed = True
+                by_id[received.work.id] = received
+            else:
+                self._hold(received, self._breakers.seconds_until_probe(received.work.type))
         if by_id:
             await self._claim([received.work for received in by_id.values()], by_id)
 
@@ -212,7 +218,7 @@ class Pump:
         except StoreUnavailable as error:
             self._watch.failed(error)
             for work in works:
-                self._breakers.gave_up(work.type)
+                self._gave_up(by_id[work.id])
                 self._hold(by_id[work.id], _OUTAGE_SECONDS * (0.5 + random.random()))
             return
         except _UNSTORABLE as error:
@@ -235,15 +241,19 @@ class Pump:
 
     def _dispatch(self, claimed: Claimed, by_id: Mapping[UUID, Received]) -> None:
         for work in (*claimed.parked, *claimed.contended, *claimed.lost):
-            self._breakers.gave_up(work.type)
+            self._gave_up(by_id[work.id])
         for work in claimed.started:
             received = by_id[work.id]
-            self._spawn(received, self._run(received))
+            self._spawn(received, self._postpone(received) if received.is_postponed else self._run(received))
         for work in claimed.parked:
             log.info("task.parked", group=self._app.name, message_id=str(work.id), type=work.type)
             self._finish(by_id[work.id])
         for work in claimed.contended:
             self._hold(by_id[work.id], _BUSY_SECONDS)
+
+    def _gave_up(self, received: Received) -> None:
+        if not received.is_postponed:
+            self._breakers.gave_up(received.work.type)
 
     async def _look_up(self, lost: Sequence[Work], by_id: Mapping[UUID, Received]) -> None:
         """What became of messages that somebody else had claimed."""
@@ -310,6 +320,12 @@ class Pump:
     async def _run(self, received: Received) -> None:
         if await self._runner.run(received.work, self._settings.max_deliveries, received.delivery):
             crash_point(CrashPoint.COMMITTED_BEFORE_ACK)
+            self._finish(received)
+        else:
+            self._hold(received, _BUSY_SECONDS)
+
+    async def _postpone(self, received: Received) -> None:
+        if await self._runner.postpone(received.work):
             self._finish(received)
         else:
             self._hold(received, _BUSY_SECONDS)

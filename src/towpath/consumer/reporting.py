@@ -82,6 +82,10 @@ class Report:
         span.settled(waiting_for.value, failure.reason_code)
         return waiting_for.value
 
+    def postponed(self, work: Work) -> None:
+        """Its handler is paused: it waits in the database. No log event, there are thousands of them."""
+        self._telemetry.add(names.TASK_RETRIES, 1, group=self._group, type=work.type, reason="breaker_open")
+
     def ended(self, work: Work, span: ProcessSpan, state: TaskState, reason: str | None) -> str:
         """It is over, or in doubt. Returns the outcome's name."""
         outcome = state.value.lower()

@@ -24,7 +24,7 @@ from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.claims import ClaimStore
 from towpath.store.deaths import Stage
 from towpath.store.doubts import DoubtStore
-from towpath.store.settles import SettleStore
+from towpath.store.settles import SettleStore, Waits
 from towpath.store.work import Standing, Work
 from towpath.telemetry.metrics import Telemetry
 from towpath.telemetry.tracing import ProcessSpan, process_span
@@ -99,12 +99,30 @@ class Runner:
         finally:
             del self._phases[work]
         if outcome is None:
-            self._report.dropped(work)
-            findings = await until_available(lambda: self._claims.findings([work.id]))
-            return self.may_acknowledge(work, findings[work.id].standing)
+            return await self._is_over_for(work)
         error_class = execution.failure.error_class if isinstance(execution, Failed) else None
         self._report.settled(work, outcome, time.monotonic() - began, error_class)
         return True
+
+    async def postpone(self, work: Work) -> bool:
+        """Let it wait in the database, unspent, until its handler is not paused any more. As `run`."""
+        delay = self._breakers.waits(work.type, _PAUSED) or timedelta(0)
+        rest = Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=False)
+        self._phases[work] = _Phase.SETTLING
+        try:
+            waits = await until_available(lambda: self._store_wait(work, rest, _PAUSED))
+        finally:
+            del self._phases[work]
+        if waits is None:
+            return await self._is_over_for(work)
+        self._report.postponed(work)
+        return True
+
+    async def _is_over_for(self, work: Work) -> bool:
+        """The token is gone: whether its broker message may be acknowledged all the same."""
+        self._report.dropped(work)
+        findings = await until_available(lambda: self._claims.findings([work.id]))
+        return self.may_acknowledge(work, findings[work.id].standing)
 
     async def _execute(self, work: Work, max_deliveries: int) -> Execution:
         """The handler's result; cancellation on request becomes a failure of its own."""
@@ -262,6 +280,12 @@ class Runner:
         return await self._wait(work, decision, failure, span)
 
     async def _wait(self, work: Work, decision: Wait, failure: Failure, span: ProcessSpan) -> str | None:
+        waits = await self._store_wait(work, decision, failure)
+        if waits is None:
+            return None
+        return self._report.waits(work, waits, decision.delay, decision.waiting_for, failure, span)
+
+    async def _store_wait(self, work: Work, decision: Wait, failure: Failure) -> Waits | None:
         seconds = decision.delay.total_seconds()
         waits = await self._settles.wait(
             work,
@@ -271,11 +295,10 @@ class Runner:
             spent=decision.spent,
             ageless_seconds=0.0 if decision.counts_towards_age else seconds,
         )
-        if waits is None:
-            return None
-        crash_point(CrashPoint.WAITING_BEFORE_ACK)
-        self._wake_due_after(seconds)
-        return self._report.waits(work, waits, decision.delay, decision.waiting_for, failure, span)
+        if waits is not None:
+            crash_point(CrashPoint.WAITING_BEFORE_ACK)
+            self._wake_due_after(seconds)
+        return waits
 
     async def _end(
         self,
@@ -328,6 +351,14 @@ def _exhausted_deliveries(count: int) -> Failure:
     )
 
 
+_PAUSED: Final = Failure(
+    "retry",
+    "breaker_open",
+    scope="infrastructure",
+    error_class="BreakerOpen",
+    error_message="its handler is paused: see what made the breaker open",
+    fingerprint="breaker_open",
+)
 _CANCELLED: Final = Failure(
     "dead", "cancelled", error_class="Cancelled", error_message="cancelled on request"
 )
