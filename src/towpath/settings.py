@@ -85,6 +85,7 @@ def _identifier(name: str) -> str:
     return name
 
 
+WakeupMode: TypeAlias = Literal["auto", "poll", "notify"]
 SchemaName: TypeAlias = Annotated[str, AfterValidator(_identifier)]
 DatabaseUrl: TypeAlias = Annotated[
     SecretStr,
@@ -119,7 +120,9 @@ class RelaySettings(_Section):
     poll_min: Duration = timedelta(milliseconds=5)
     """Poll interval while rows come."""
     poll_max: Duration = timedelta(milliseconds=250)
-    """Poll interval when idle."""
+    """Poll interval when idle, unless the relay is notified."""
+    wakeup: WakeupMode = "auto"
+    """How an idle relay hears of rows: `poll`, `notify` (by LISTEN, else it is not ready), or what works."""
     window_rows: Count = 2000
     """Most rows read and published at once."""
     window_bytes: Size = 8_000_000

@@ -20,6 +20,7 @@ from tests.docs.pages import blocks, links
 from towpath.messages import limits
 from towpath.outbox import DEFAULT_MAX_PAYLOAD_BYTES
 from towpath.store.database import sqlalchemy_url
+from towpath.testing.services import PgBouncerServer
 
 PAGE = "docs/producing.md"
 
@@ -63,6 +64,19 @@ async def test_a_command_to_another_database_travels_with_its_body(db: Any, page
     row = await db.fetchrow("select kind, destination, key, payload from towpath.outbox")
     assert tuple(row) == ("task", "tasks.courier", "o-1", b'{"order_id":"o-1"}')
     assert await db.fetchval("select count(*) from towpath.task") == 0
+
+
+async def test_a_producer_behind_a_pooler_by_transaction_works_as_shown(
+    db: Any, page: dict[str, Any], migrated_url: str, transaction_pooler: PgBouncerServer
+) -> None:
+    """P4"""
+    engine = page["behind_a_pooler"](sqlalchemy_url(transaction_pooler.before(migrated_url)))
+    for order_id in ("o-1", "o-2"):
+        async with page["AsyncSession"](engine) as session, session.begin():
+            page["emit"](session, page["OrderPlaced"](order_id, 1))
+    await engine.dispose()
+
+    assert await keys(db) == ["o-1", "o-2"]
 
 
 async def test_messages_for_later_wait_as_shown(db: Any, page: dict[str, Any]) -> None:

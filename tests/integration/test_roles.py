@@ -24,6 +24,7 @@ from towpath.store.database import sqlalchemy_url
 from towpath.store.retention import Retention
 from towpath.store.roles import grants
 from towpath.store.statements import load
+from towpath.store.wakeup import WakeupStore
 
 LogIn = Callable[[str], Awaitable[str]]
 """`await log_in("producer")` is the URL of a new user with that role."""
@@ -113,6 +114,8 @@ FORBIDDEN = {
         "select * from towpath.dead_letter",
         "select * from towpath.meta",
         "select nextval('towpath.outbox_id_seq')",
+        "select setval('towpath.relays_asleep_until', 0)",
+        "select last_value from towpath.relays_asleep_until",
     ],
     "reader": [
         "select * from towpath.outbox",
@@ -133,6 +136,7 @@ FORBIDDEN = {
         "update towpath.scheduled_progress set due_upto = now()",
         "delete from towpath.dead_letter",
         "select * from towpath.key_gate",
+        "select nextval('towpath.outbox_id_seq')",
     ],
     "worker": [
         "update towpath.outbox set shard = 1",
@@ -191,6 +195,7 @@ async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) 
         ("reader", "tasks"),
         ("relay", "relay"),
         ("relay", "scheduled"),
+        ("relay", "wakeup"),
         ("worker", "work"),
         ("worker", "producer"),
         ("operator", "operator"),
@@ -215,6 +220,18 @@ async def test_each_statement_of_a_role_may_be_run_by_it(
                 denied.append(f"{name}: {error}")
             await connection.execute("deallocate probe")
     assert denied == []
+
+
+async def test_a_relay_asks_to_be_notified_and_a_producer_notifies(db: Any, log_in: LogIn) -> None:
+    """X5 R13: a producer needs no grant for it, and cannot ask itself."""
+    store, heard = WakeupStore(), asyncio.Event()
+    async with connected(await log_in("relay")) as relay:
+        await relay.add_listener(store.channel, lambda *_: heard.set())
+        assert (await store.stay_asleep(relay, None)).seconds_left is not None
+        async with connected(await log_in("producer")) as producer, producer.transaction():
+            await emit(producer, OrderPlaced(order_id="1"))
+        async with asyncio.timeout(10):
+            await heard.wait()
 
 
 async def test_a_relay_may_clear_a_slot_and_a_worker_may_not(db: Any, log_in: LogIn) -> None:

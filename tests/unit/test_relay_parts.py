@@ -19,6 +19,7 @@ from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
 from towpath.relay.progress import Batch, Part, Shard, Shards
 from towpath.relay.publish import Verdicts, judge
+from towpath.relay.wakeup import Gate
 from towpath.relay.window import Pace
 from towpath.settings import RelaySettings
 from towpath.store.journal import Progress
@@ -80,14 +81,49 @@ def shard_of(shards: Shards, number: int = 0) -> Shard:
 
 
 def test_polls_are_quick_while_rows_come_and_for_a_hold_after_then_ever_slower() -> None:
-    pace = Pace(0.005, 0.25)
-    assert pace.after(10) == 0.005
-    waits = [pace.after(0) for _ in range(40)]
+    pace = Pace(0.005, 0.25, 1.0)
+    assert pace.after(10, is_notified=False) == 0.005
+    waits = [pace.after(0, is_notified=False) for _ in range(60)]
     assert waits[:20] == [0.005] * 20
     assert waits[20:26] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25]
     assert set(waits[26:]) == {0.25}
-    assert pace.after(1) == 0.005
-    assert pace.after(0) == 0.005
+    assert pace.is_idle
+    assert pace.after(1, is_notified=False) == 0.005
+    assert not pace.is_idle
+    assert pace.after(0, is_notified=False) == 0.005
+
+
+def test_polls_become_rare_only_where_rows_are_notified_and_after_a_while() -> None:
+    """R13: and are at the interval for idling again as soon as they are not."""
+    pace = Pace(0.005, 0.25, 1.0)
+    waits = [pace.after(0, is_notified=True) for _ in range(60)]
+    assert waits[25:37] == [0.25] * 12
+    assert set(waits[37:]) == {1.0}
+    assert pace.after(0, is_notified=False) == 0.25
+    assert Pace(0.005, 2.0, 1.0).after(0, is_notified=True) <= 2.0
+
+
+def test_only_a_poll_that_began_after_producers_were_asked_may_be_followed_by_sleep() -> None:
+    """R13: a row committed between an empty poll and the asking would wait for long otherwise."""
+    gate = Gate()
+    assert not gate.covers(polled_at=10.0, now=10.0)
+    gate.asked(sent_at=10.0, answered_at=10.1, seconds_left=1.5)
+    assert not gate.covers(polled_at=10.05, now=10.2)
+    assert gate.covers(polled_at=10.1, now=10.2)
+    gate.asked(sent_at=11.0, answered_at=11.1, seconds_left=1.5)
+    assert gate.covers(polled_at=10.1, now=12.4)
+
+
+def test_a_gap_in_the_asking_calls_for_another_poll() -> None:
+    """R13: what was written in the gap did not notify."""
+    gate = Gate()
+    gate.asked(sent_at=10.0, answered_at=10.1, seconds_left=1.5)
+    assert not gate.covers(polled_at=10.2, now=11.5)
+    gate.asked(sent_at=11.4, answered_at=11.6, seconds_left=1.5)
+    assert not gate.covers(polled_at=10.2, now=11.6)
+    assert gate.covers(polled_at=11.6, now=11.7)
+    gate.lapse()
+    assert not gate.covers(polled_at=11.7, now=11.7)
 
 
 @pytest.mark.parametrize("living", [1, 2, 3, 5, 8, 16, 17, 40])

@@ -29,7 +29,7 @@ from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
-from towpath.relay.link import LEASES, PROGRESS, READS, SCHEDULE, Link
+from towpath.relay.link import LEASES, LISTENS, PROGRESS, READS, SCHEDULE, Link
 from towpath.relay.mover import Mover
 from towpath.relay.options import RelayOptions
 from towpath.relay.poison import Poison
@@ -38,6 +38,7 @@ from towpath.relay.publish import Sender
 from towpath.relay.reading import Reading
 from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
+from towpath.relay.wakeup import Wakeup
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
 from towpath.store.parking import Parking
@@ -45,11 +46,13 @@ from towpath.store.retention import Retention
 from towpath.store.scheduled import ScheduledStore
 from towpath.store.statements import DEFAULT_SCHEMA
 from towpath.store.unpublished import Unpublished
+from towpath.store.wakeup import WakeupStore
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
 _STALLED_SECONDS: Final = 120.0
 _READ_SECONDS: Final = 60.0
 _WRITE_SECONDS: Final = 10.0
+_LISTEN_SECONDS: Final = 2.0
 _LEAVE_SECONDS: Final = 5.0
 
 
@@ -93,8 +96,24 @@ class Relay:
             hooks,
         )
         parking = Parking(schema)
+        self._wakeup = Wakeup(
+            Link(database_url, "wakeup", LISTENS, command_timeout_seconds=_LISTEN_SECONDS),
+            Link(database_url, "probe", LISTENS, command_timeout_seconds=_LISTEN_SECONDS),
+            WakeupStore(schema),
+            self._shards,
+            options,
+            hooks,
+        )
         self._reading = Reading(
-            self._reading_link, schema, journal, parking, self._shards, self._away, options, hooks
+            self._reading_link,
+            schema,
+            journal,
+            parking,
+            self._shards,
+            self._away,
+            self._wakeup,
+            options,
+            hooks,
         )
         self._sender = Sender(broker.publisher(), options, hooks)
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
@@ -139,6 +158,7 @@ class Relay:
                     tasks.create_task(self._reading.run(), name="reading"),
                     tasks.create_task(self._clearing.run(), name="clearing"),
                     tasks.create_task(self._mover.run(), name="moving"),
+                    tasks.create_task(self._wakeup.run(), name="wakeup"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
                 await self._drained(stop, publishing)
@@ -166,6 +186,7 @@ class Relay:
         self._journal_link.drop()
         self._clearing.close()
         self._mover.close()
+        self._wakeup.close()
         self._heartbeat.close()  # a beat may have been cut short
         with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire
             async with asyncio.timeout(_LEAVE_SECONDS):
@@ -180,6 +201,7 @@ class Relay:
             for name, error in (
                 ("database", self._reading.error or self._heartbeat.error or self._mover.error),
                 ("broker", self._away.problem),
+                ("wakeup", self._wakeup.problem),
             )
             if error is not None
         ]
@@ -208,5 +230,6 @@ class Relay:
             held_count=self._shards.held_count,
             gate_count=self._gates.count,
             blocked_shards=blocked,
+            wakeup="notify" if self._wakeup.obstacle is None else f"poll: {self._wakeup.obstacle}",
             problems=problems,
         )

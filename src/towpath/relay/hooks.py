@@ -85,6 +85,15 @@ class RelayHooks:
             "relay.store_unavailable", relay=self._relay, error=error, backoff_seconds=round(wait_seconds, 3)
         )
 
+    def wakeup_changed(self, obstacle: str | None, *, is_demanded: bool) -> None:
+        """The relay is notified from now on, or only polls because of an obstacle."""
+        if obstacle is None:
+            log.info("relay.wakeup_changed", relay=self._relay, mode="notify")
+        elif is_demanded:
+            log.warning("relay.wakeup_changed", relay=self._relay, mode="poll", reason=obstacle)
+        else:
+            log.info("relay.wakeup_changed", relay=self._relay, mode="poll", reason=obstacle)
+
     def broker_unavailable(self, error: BaseException, failures: int, wait_seconds: float) -> None:
         """The broker is away or cannot be used."""
         reason = getattr(error, "code", "broker.unavailable").replace(".", "_")

@@ -9,7 +9,7 @@ from towpath.backoff import RetryPolicy
 from towpath.errors import SettingsError
 
 if TYPE_CHECKING:
-    from towpath.settings import RelaySettings
+    from towpath.settings import RelaySettings, WakeupMode
 
 SHARDS_PER_BROKER: Final = 16
 """As in the schema's `shards_per_broker()`; fixed at installation."""
@@ -25,7 +25,10 @@ class RelayOptions:
     poll_min: float = 0.005
     """Poll interval while rows come."""
     poll_max: float = 0.25
-    """Poll interval when idle."""
+    """Poll interval when idle and not notified."""
+    poll_asleep: float = 1.0
+    """Poll interval when idle and notified."""
+    wakeup: WakeupMode = "auto"
     window_rows: int = 2000
     """Most rows published at once."""
     window_bytes: int = 8_000_000
@@ -73,6 +76,7 @@ class RelayOptions:
         return cls(
             poll_min=settings.poll_min.total_seconds(),
             poll_max=settings.poll_max.total_seconds(),
+            wakeup=settings.wakeup,
             window_rows=settings.window_rows,
             window_bytes=settings.window_bytes,
             lease=settings.lease.total_seconds(),

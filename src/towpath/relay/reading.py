@@ -15,6 +15,7 @@ from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
 from towpath.relay.progress import Batch, Shards, boot_time
 from towpath.relay.reader import MemoryStale, Reader, check_not_ahead
+from towpath.relay.wakeup import Wakeup
 from towpath.relay.window import Pace
 from towpath.store.journal import Journal
 from towpath.store.outbox import OnPoison, OutboxReader, Server
@@ -34,6 +35,7 @@ class Reading:
         parking: Parking,
         shards: Shards,
         away: Away,
+        wakeup: Wakeup,
         options: RelayOptions,
         hooks: RelayHooks,
     ) -> None:
@@ -43,13 +45,14 @@ class Reading:
         self._parking = parking
         self._shards = shards
         self._away = away
+        self._wakeup = wakeup
         self._options = options
         self._hooks = hooks
         self._store: OutboxReader | None = None
         self._reader: Reader | None = None
         self._readdressed_at = 0.0
         self._failures = 0
-        self._pace = Pace(options.poll_min, options.poll_max)
+        self._pace = Pace(options.poll_min, options.poll_max, options.poll_asleep)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
         self.ticked_at = boot_time()
         self.error: BaseException | None = None
@@ -100,25 +103,30 @@ class Reading:
         self._shards.forget()
 
     async def _wait(self, seconds: float) -> None:
-        self._shards.changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._shards.changed.wait()
 
     async def _step(self) -> float:
         """Read once and hand the batch on; returns the seconds to wait."""
+        self._shards.changed.clear()
+        was_notified = self._wakeup.take_heard()
         reader = await self._session()
         await self._load()
         now = boot_time()
-        if now < self._away.until:
-            return min(self._away.until - now, self._options.poll_max)
-        shards = self._shards.readable(now)
-        batch = await reader.read(shards, now) if shards else None
+        batch = None
+        if now >= self._away.until and (shards := self._shards.readable(now)):
+            batch = await reader.read(shards, now)
         if batch is None:
-            return self._options.poll_max
+            self._wakeup.set_idle(False)
+            return min(max(self._away.until - now, 0.0) or self._options.poll_max, self._options.poll_max)
+        wait = self._pace.after(len(batch.rows), is_notified=self._wakeup.covers(now))
+        self._wakeup.set_idle(self._pace.is_idle)
+        is_for_others = was_notified and not batch.rows
+        self._wakeup.rest(self._options.poll_max if is_for_others else self._options.poll_min)
         if batch.rows or self._moves(batch):
             await self.batches.put(batch)
-        return 0.0 if reader.has_open_window else self._pace.after(len(batch.rows))
+        return 0.0 if reader.has_open_window else wait
 
     def _moves(self, batch: Batch) -> bool:
         """Whether a batch without rows says anything new."""

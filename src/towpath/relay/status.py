@@ -29,6 +29,8 @@ class RelayStatus:
     """Keys and shards that wait for a person's decision about a refused message, at the last look."""
     blocked_shards: list[int]
     """Shards of which nothing is sent until then."""
+    wakeup: str
+    """How it hears of new rows while it is idle: `notify`, or `poll:` and why."""
     problems: list[str]
     """What keeps it from being ready, one line each."""
 

@@ -15,6 +15,7 @@ from towpath.store.outbox import KeyList, KeyRanges
 from towpath.store.snapshot import Snapshot
 
 _HOLD_POLLS = 20
+_DROWSY_POLLS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +112,30 @@ class OpenWindow:
 
 
 class Pace:
-    """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling."""
+    """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling.
 
-    def __init__(self, shortest: float, longest: float) -> None:
+    Where rows are notified it goes on to the one for sleeping, after a time at the longest: a
+    transaction that wrote before notifying was asked for is mostly over by then, and found sooner.
+    """
+
+    def __init__(self, shortest: float, longest: float, asleep: float) -> None:
         self._shortest = shortest
         self._longest = longest
+        self._asleep = max(longest, asleep)
         self._quiet_polls = 0
+        self._drowsy_polls = 0
 
-    def after(self, row_count: int) -> float:
+    @property
+    def is_idle(self) -> bool:
+        """Whether the longest interval is reached."""
+        return self._drowsy_polls > 0
+
+    def after(self, row_count: int, *, is_notified: bool) -> float:
         """The wait after a poll that returned so many rows."""
         self._quiet_polls = 0 if row_count else self._quiet_polls + 1
         doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
-        return min(self._longest, self._shortest * 2.0**doublings)
+        wait = min(self._longest, self._shortest * 2.0**doublings)
+        self._drowsy_polls = self._drowsy_polls + 1 if wait == self._longest and not row_count else 0
+        if is_notified and self._drowsy_polls > _DROWSY_POLLS:
+            return self._asleep
+        return wait

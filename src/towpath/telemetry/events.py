@@ -36,6 +36,11 @@ _EVENTS: Final = (
         "relay.broker_unavailable", "Backing off; nothing is spent.", "relay error backoff_seconds failures"
     ),
     _event("relay.broker_recovered", "Publishing again.", "relay seconds"),
+    _event(
+        "relay.wakeup_changed",
+        "An idle relay is notified of rows from now on (`notify`), or only polls for the reason given.",
+        "relay mode reason",
+    ),
     _event("relay.store_unavailable", "The database is away.", "relay error backoff_seconds"),
     _event(
         "relay.message_refused",

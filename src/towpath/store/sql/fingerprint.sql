@@ -5,12 +5,12 @@
 select c.relname as name,
   json_strip_nulls(json_build_object(
     'kind', case c.relkind when 'r' then 'table' when 'p' then 'partitioned table' when 'v' then 'view'
-                           when 'm' then 'materialized view' else c.relkind::text end,
+                           when 'm' then 'materialized view' when 'S' then 'sequence' else c.relkind::text end,
     'partition', nullif(concat_ws(' ', pg_get_partkeydef(c.oid), pg_get_expr(c.relpartbound, c.oid)), ''),
     'options', c.reloptions
   )) as value
 from pg_class c
-where c.relnamespace = to_regnamespace($1) and c.relkind in ('r', 'p', 'v', 'm', 'f');
+where c.relnamespace = to_regnamespace($1) and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S');
 
 -- name: columns
 select c.relname || '.' || a.attname as name,

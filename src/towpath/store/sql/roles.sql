@@ -60,6 +60,9 @@ grant select, insert, delete on towpath.scheduled_progress to towpath_relay;
 grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload)
   on towpath.outbox to towpath_relay;
 grant execute on function towpath.shard(text, text, uuid), towpath.raise_synchronous_commit() to towpath_relay;
+-- Asking to be notified while it sleeps; how fast rows come tells whether that would be dear.
+grant select, update on sequence towpath.relays_asleep_until to towpath_relay;
+grant select on sequence towpath.outbox_id_seq to towpath_relay;
 
 grant towpath_producer to towpath_worker;
 grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;

@@ -21,6 +21,7 @@ from towpath.testing.services import (
     ServiceFailed,
     ServiceMissing,
     kafka,
+    pgbouncer,
     postgres,
     rabbitmq,
 )
@@ -36,6 +37,7 @@ _INSTALLERS: dict[str, Callable[[], None]] = {
     "postgres": postgres.install,
     "kafka": kafka.install,
     "rabbitmq": rabbitmq.install,
+    "pgbouncer": pgbouncer.install,
 }
 _DEFAULT = ("postgres", "kafka", "rabbitmq")
 _VARIABLES = {

@@ -46,8 +46,8 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC", "HOME": "/nonexistent"}
 
 
-def _unprivileged_owner() -> Owner | None:
-    """Whom the server runs as: Postgres refuses root."""
+def unprivileged_owner() -> Owner | None:
+    """Whom the server runs as: Postgres and PgBouncer refuse root."""
     if os.geteuid() != 0:
         return None
     entry = pwd.getpwnam("nobody")
@@ -75,7 +75,7 @@ def _binaries(scratch: Path, owner: Owner | None) -> Path:
 
 def _initialise(target: Path) -> None:
     """Runs initdb and puts the new cluster into the target directory."""
-    owner = _unprivileged_owner()
+    owner = unprivileged_owner()
     with tempfile.TemporaryDirectory(prefix="towpath-initdb-") as scratch_name:
         scratch = Path(scratch_name)
         scratch.chmod(0o711)
@@ -107,16 +107,14 @@ def install() -> None:
 def run_sql(url: str, *statements: str) -> str:
     """Runs statements one by one through psql, each in its own transaction; returns unaligned rows."""
     commands = [part for statement in statements for part in ("-c", statement)]
+    return run_client("psql", "-XqAt", "-v", "ON_ERROR_STOP=1", *commands, url)
+
+
+def run_client(program: str, *arguments: str) -> str:
+    """Runs psql, pgbench or another of the client programs and returns what it printed."""
     return run(
-        [
-            _package_directory() / "pginstall" / "bin" / "psql",
-            "-XqAt",
-            "-v",
-            "ON_ERROR_STOP=1",
-            *commands,
-            url,
-        ],
-        failure="psql failed",
+        [_package_directory() / "pginstall" / "bin" / program, *arguments],
+        failure=f"{program} failed",
         env={**_environment(), "PGCONNECT_TIMEOUT": "10"},
     )
 
@@ -153,7 +151,7 @@ class PostgresServer(Server):
             "port": str(self.port),
             **(settings or {}),
         }
-        self._owner = _unprivileged_owner()
+        self._owner = unprivileged_owner()
 
     def url(self, database: str = "postgres") -> str:
         """The URL of one database."""

@@ -35,6 +35,7 @@ comment on table towpath.outbox_0 is 'Ring slot 0 of the outbox.';
 comment on table towpath.outbox_1 is 'Ring slot 1 of the outbox.';
 comment on table towpath.outbox_2 is 'Ring slot 2 of the outbox.';
 comment on table towpath.outbox_3 is 'Ring slot 3 of the outbox.';
+comment on sequence towpath.relays_asleep_until is 'Seconds since 1970 until which an INSERT into the outbox notifies relays; written by those that sleep.';
 
 comment on table towpath.scheduled is 'Events for later, append-only; moved into the outbox when due and deleted afterwards in batches.';
 comment on column towpath.scheduled.xid is 'The inserting transaction, for the movers'' snapshot.';

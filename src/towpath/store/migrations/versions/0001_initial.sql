@@ -78,6 +78,20 @@ create table towpath.outbox_3 partition of towpath.outbox for values in (3)
   with (autovacuum_vacuum_insert_threshold = -1);
 create index outbox_window on towpath.outbox (shard, xid, id);
 
+-- Until when a relay is asleep and wants to be notified: seconds since 1970. A sequence, so that writing it is seen
+-- at once by transactions of any age, holds up nobody, and expires by itself.
+create sequence towpath.relays_asleep_until as bigint minvalue 0 start 0;
+
+create function towpath.wake_relays() returns trigger
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  if (select s.last_value from towpath.relays_asleep_until s) > extract(epoch from towpath.clock()) then
+    perform pg_notify(tg_table_schema, '');
+  end if;
+  return null;
+end $$;
+create trigger wake_relays after insert on towpath.outbox for each statement execute function towpath.wake_relays();
+
 -- Events for later; moved into the outbox when due.
 create table towpath.scheduled (
   xid          xid8 not null default pg_current_xact_id(),
