@@ -139,6 +139,13 @@ RELAY: Final = (
         "Ring slots",
         {"free": "max(towpath_outbox_slots_free)", "blocked": "max(towpath_outbox_slots_blocked)"},
     ),
+    Panel(
+        "Waiting for a decision",
+        {
+            "refused messages": "sum(towpath_relay_gates_closed)",
+            "blocked shards": "sum(towpath_relay_shards_blocked)",
+        },
+    ),
     Panel("CPU", {"{{instance}}": CPU % "towpath-relay"}, "percentunit"),
     Panel("Memory", {"{{instance}}": MEMORY % "towpath-relay"}, "bytes"),
 )

@@ -90,6 +90,9 @@ class Dispatch:
             return held
         if not batches.empty():
             return batches.get_nowait()
+        if self._gates.is_due(now):
+            await asyncio.sleep(0)
+            return None
         retry_at = self._shards.next_retry()
         wait = _TICK_SECONDS if retry_at is None else min(retry_at - now, _TICK_SECONDS)
         with contextlib.suppress(TimeoutError):

@@ -146,7 +146,7 @@ class Gates:
         if verdicts.retry_refused:
             tries = max(self._tries.values(), default=1)
             self._look_at = now + self._options.backoff.delay(tries).total_seconds()
-        elif not left:
+        elif batch.parts and not left:
             self._look_at = now  # there may be more
 
     async def _settle_shard(
