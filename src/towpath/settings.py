@@ -179,6 +179,8 @@ class WorkerSettings(_Section):
     """Age at which running work is acknowledged and kept by the database; a third of RabbitMQ's timeout."""
     lost_after: Duration = timedelta(hours=1)
     """Age at which a submitted task whose message was published but never came starts from its row."""
+    max_parked_per_key: Count = 10_000
+    """Followers of a waiting message kept in the database for one key; later ones hold up their partition."""
     max_deliveries: Count = 5
     """Claims without an outcome before a message is dead."""
     quiet: Duration = timedelta(seconds=30)

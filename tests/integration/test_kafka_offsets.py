@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +252,51 @@ async def test_a_new_group_may_be_told_where_to_begin(
             await until(lambda: seen == [3])
             positions = "select array_agg(position order by position) from towpath.group_offset"
             await until(lambda: _answers(engine, [0, 3], positions))
+
+
+GROUP = """
+from towpath.app import App
+
+app = App("ringers", retention="7d")
+
+@app.idempotent(type="bell", destination="{topic}")
+async def hear(data: bytes) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "how_long"),
+    [
+        ({"retention.ms": "604800000"}, None),
+        ({"retention.ms": "2592000000"}, "for 30 days"),
+        ({"retention.ms": "-1"}, "for ever"),
+        ({"cleanup.policy": "compact"}, "for ever"),
+    ],
+)
+@pytest.mark.usefixtures("cli")
+async def test_a_check_warns_where_a_topic_remembers_longer_than_the_group(
+    towpath: Run,
+    kafka_admin: AIOKafkaAdminClient,
+    clean_environment: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings: dict[str, str],
+    how_long: str | None,
+) -> None:
+    """C25, O3: what is read again after its row has gone runs again; a warning is no failed check."""
+    topic, module = new_name("bells"), new_name("bells").replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(GROUP.format(topic=topic))
+    clean_environment.syspath_prepend(tmp_path)
+    await kafka_admin.create_topics(
+        [NewTopic(topic, 1, 1, topic_configs=settings), NewTopic(f"ringers.{topic}.dlq", 1, 1)]
+    )
+
+    async def is_visible() -> bool:
+        return {topic, f"ringers.{topic}.dlq"} <= set(await kafka_admin.list_topics())
+
+    await until(is_visible)
+    ran = await asyncio.to_thread(towpath, "broker", "check", "--app", f"{module}:app")
+    assert ran.code == 0, ran.err
+    first, *warnings = ran.out.splitlines()
+    assert first == "everything is there"
+    expected = [] if how_long is None else [f"warning: {topic} keeps messages {how_long} and group ringers"]
+    assert [line[: len(expected[0])] for line in warnings] == expected

@@ -11,7 +11,7 @@ from tests.integration.engine import EFFECTS, Engine, Note, Posted, bench, depot
 from tests.integration.test_effects import write
 from towpath.backoff import RetryPolicy
 from towpath.context import Tx
-from towpath.outcomes import Dead
+from towpath.outcomes import Dead, Retry
 
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 
@@ -69,6 +69,34 @@ async def test_a_follower_that_fails_is_the_head_of_its_lane(migrated_url: str) 
             await engine.reaches(id_, "SUCCEEDED")
         assert await effects(engine) == [("a", number) for number in range(8)]
         assert set(tries.values()) == {3}
+        assert await engine.gates() == 0
+
+
+async def test_a_full_lane_holds_its_followers_back_at_the_broker_and_goes_on_in_order(
+    migrated_url: str,
+) -> None:
+    """C10: a cap per key pauses, and loses nothing."""
+    app, seen, is_away = depot(retry=RetryPolicy(attempts=1000, base="20ms", cap="20ms")), list[int](), [True]
+
+    @app.transactional()
+    async def sort(parcel: Posted) -> None:
+        if parcel.number == 0 and is_away[0]:
+            raise Retry("away")
+        if parcel.parcel == "a":
+            seen.append(parcel.number)
+
+    async with running(app, migrated_url, max_parked_per_key=3) as engine:
+        ids = [await engine.publish(Posted("a", number)) for number in range(10)]
+        other = await engine.publish(Posted("b", 1))
+        await engine.reaches(ids[3], "PARKED")
+        await engine.reaches(other, "SUCCEEDED")
+        assert [await engine.row(id_) for id_ in ids[4:]] == [None] * 6
+        assert engine.unacknowledged() >= 6
+        is_away[0] = False
+        for id_ in ids:
+            await engine.reaches(id_, "SUCCEEDED")
+        await engine.is_drained()
+        assert seen == list(range(10))
         assert await engine.gates() == 0
 
 

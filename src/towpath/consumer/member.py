@@ -68,7 +68,13 @@ class Member:
         self._group = app.name
         self._drain_seconds = settings.drain_timeout.total_seconds()
         self._on_progress = on_progress
-        claims = ClaimStore(database, app.name, self.id, is_ordered_by_key=app.ordering == "key")
+        claims = ClaimStore(
+            database,
+            app.name,
+            self.id,
+            is_ordered_by_key=app.ordering == "key",
+            max_parked=settings.max_parked_per_key,
+        )
         settles = SettleStore(database, app.name, self.id)
         doubts = DoubtStore(database, app.name)
         self._workers = WorkerStore(database, app.name, self.id, settings.lease.total_seconds())

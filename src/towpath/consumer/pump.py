@@ -34,6 +34,7 @@ _RECEIVE_COUNT: Final = 500
 _IDLE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
+_FULL_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 5.0
 _PAUSED_SHARE: Final = 0.25
 """Of the intake. When so much waits, messages of a paused handler make way: they wait in the database."""
@@ -240,7 +241,7 @@ class Pump:
         await self._claim(works[middle:], by_id)
 
     def _dispatch(self, claimed: Claimed, by_id: Mapping[UUID, Received]) -> None:
-        for work in (*claimed.parked, *claimed.contended, *claimed.lost):
+        for work in (*claimed.parked, *claimed.contended, *claimed.full, *claimed.lost):
             self._gave_up(by_id[work.id])
         for work in claimed.started:
             received = by_id[work.id]
@@ -250,6 +251,8 @@ class Pump:
             self._finish(by_id[work.id])
         for work in claimed.contended:
             self._hold(by_id[work.id], _BUSY_SECONDS)
+        for work in claimed.full:
+            self._hold(by_id[work.id], _FULL_SECONDS)
 
     def _gave_up(self, received: Received) -> None:
         if not received.is_postponed:

@@ -28,16 +28,25 @@ class Claimed:
     """Look these up with `standings`."""
     contended: list[Work] = field(default_factory=list)
     """Another message of the lane runs at this moment: ask again shortly."""
+    full: list[Work] = field(default_factory=list)
+    """So many of the lane are parked that this one has to wait at the broker."""
 
 
 class ClaimStore:
     """Claims of one worker of one consumer group."""
 
     def __init__(
-        self, database: Database, group: str, worker_id: UUID, *, is_ordered_by_key: bool = False
+        self,
+        database: Database,
+        group: str,
+        worker_id: UUID,
+        *,
+        is_ordered_by_key: bool = False,
+        max_parked: int = 10_000,
     ) -> None:
         self._database = database
         self._is_ordered_by_key = is_ordered_by_key
+        self._max_parked = max_parked
         self._sql = load("work", database.schema)
         self._group = group
         self._worker_id = worker_id
@@ -70,6 +79,7 @@ class ClaimStore:
             result.parked += one.parked
             result.lost += one.lost
             result.contended += one.contended
+            result.full += one.full
         return result
 
     async def _claim_in_one_transaction(self, batch: list[Work], takes_over: bool) -> Claimed:
@@ -78,7 +88,8 @@ class ClaimStore:
         async with self._database.transaction() as connection:
             gated = await self._gated_lanes(connection, batch)
             free = [work for work in batch if (work.source, work.lane) not in gated]
-            followers = [work for work in batch if (work.source, work.lane) in gated]
+            followers = [work for work in batch if gated.get((work.source, work.lane)) is False]
+            result.full = [work for work in batch if gated.get((work.source, work.lane))]
             rows = await self._claim_events(connection, [w for w in free if w.has_body], token, takes_over)
             rows += await self._claim_tasks(
                 connection, [w for w in free if not w.has_body], token, takes_over
@@ -97,17 +108,21 @@ class ClaimStore:
             (result.parked if work.id in parked else result.lost).append(work)
         return result
 
-    async def _gated_lanes(self, connection: Connection, batch: list[Work]) -> set[tuple[str, str | None]]:
+    async def _gated_lanes(
+        self, connection: Connection, batch: list[Work]
+    ) -> dict[tuple[str, str | None], bool]:
+        """Whether each of them is full."""
         lanes = [work for work in batch if work.lane is not None]
         if not lanes:
-            return set()
+            return {}
         rows = await connection.fetch(
             self._sql["lock_gates"],
             self._group,
             sorted({work.source for work in lanes}),
             sorted({work.lane for work in lanes if work.lane is not None}),
+            self._max_parked,
         )
-        return {(row["source"], row["lane"]) for row in rows}
+        return {(row["source"], row["lane"]): row["is_full"] for row in rows}
 
     async def _claim_events(
         self, connection: Connection, works: list[Work], token: UUID, takes_over: bool

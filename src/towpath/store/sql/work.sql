@@ -7,10 +7,14 @@
 -- outer side became the table.
 
 -- name: lock_gates
--- Which lanes of a claim are gated. Locks the gates found; index: primary key.
-select source, lane from towpath.key_gate
- where consumer_group = $1 and source = any($2::text[]) and lane = any($3::text[])
- order by source, lane for update
+-- Which lanes of a claim are gated, and whether $4 followers are parked there. Locks the gates found; indexes:
+-- primary key, task_parked.
+select g.source, g.lane,
+       (select count(*) from (select 1 from towpath.task t where t.consumer_group = g.consumer_group
+           and t.source = g.source and t.lane = g.lane and t.state = 'PARKED' limit $4) f) >= $4 as is_full
+  from towpath.key_gate g
+ where g.consumer_group = $1 and g.source = any($2::text[]) and g.lane = any($3::text[])
+ order by g.source, g.lane for update of g
 
 -- name: claim_events
 -- Create RUNNING rows, or resume a row handed back; with $11 also one abandoned with no effect started.
