@@ -251,8 +251,8 @@ async def test_without_the_gates_check_some_history_shows_an_inversion(
 ) -> None:
     """C18: the checker is awake, and the gate is what keeps the order."""
 
-    async def sees_no_gate(*_: Any) -> set[tuple[str, str | None]]:
-        return set()
+    async def sees_no_gate(*_: Any) -> dict[tuple[str, str | None], bool]:
+        return {}
 
     monkeypatch.setattr(ClaimStore, "_gated_lanes", sees_no_gate)
     monkeypatch.setattr(f"{__name__}.DEADLINE_SECONDS", 10.0)
