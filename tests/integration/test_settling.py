@@ -1,6 +1,7 @@
 """Successes are settled in batches, and what offends in a batch is alone with it."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -151,6 +152,54 @@ async def test_only_rows_whose_token_is_theirs_succeed(migrated_url: str, db: An
         assert rows[works[4].id]["result"] == b'"nul \\u0000"'
         assert rows[works[5].id]["attempt"] == 1
         assert rows[works[0].id]["state"] == rows[works[3].id]["state"] == "RUNNING"
+
+
+LANES = """
+insert into towpath.task (consumer_group, id, type, kind, source, lane, position, state, held_by,
+                          worker, token)
+  select 'depot', id, 't', 'event', source, lane, 1, 'RUNNING', 'database', gen_random_uuid(), token
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) x(id, token, source, lane)"""
+
+
+async def test_the_heads_of_a_batch_each_promote_their_least_follower(migrated_url: str, db: Any) -> None:
+    """C10: several sources, lanes of one name, and lanes where nobody follows."""
+    lanes = [(source, lane) for source in ("a", "b") for lane in ("x", "y", "z")]
+    heads = [work(lane=lane) for _, lane in lanes]
+    columns = (
+        [head.id for head in heads],
+        [head.token for head in heads],
+        *map(list, zip(*lanes, strict=True)),
+    )
+    await db.execute(LANES, *columns)
+    await db.executemany(
+        "insert into towpath.key_gate (consumer_group, source, lane, head) values ('depot', $1, $2, $3)",
+        [(source, lane, head.id) for (source, lane), head in zip(lanes, heads, strict=True)],
+    )
+    await db.execute("""
+        insert into towpath.task (consumer_group, id, type, kind, source, lane, position, state, held_by)
+          select 'depot', gen_random_uuid(), 't', 'event', source, lane, position, 'PARKED', 'database'
+            from unnest('{a,a,b,b,b}'::text[], '{x,x,x,z,z}'::text[], '{3,2,2,9,null}'::bigint[])
+                 x(source, lane, position)""")
+    batch = [
+        (dataclasses.replace(head, source=source), None)
+        for (source, _), head in zip(lanes, heads, strict=True)
+        if (source, head.lane) != ("b", "x")
+    ]
+    database = Database(migrated_url, pool_size=1)
+    await database.start()
+    settled = await SettleStore(database, "depot", uuid4()).succeed(batch)
+    await database.aclose()
+
+    assert (len(settled.ids), settled.promoted_count) == (5, 2)
+    query = "select source, lane, position from towpath.task where state = 'WAITING' order by source"
+    assert [("a", "x", 2), ("b", "z", None)] == [tuple(row) for row in await db.fetch(query)]
+    gates = await db.fetch(
+        "select g.source, g.lane, t.state from towpath.key_gate g join towpath.task t "
+        "on t.id = g.head order by 1, 2"
+    )
+    assert [("a", "x", "WAITING"), ("b", "x", "RUNNING"), ("b", "z", "WAITING")] == [
+        tuple(row) for row in gates
+    ]
 
 
 async def test_two_batches_of_the_same_rows_do_not_deadlock(migrated_url: str, db: Any) -> None:

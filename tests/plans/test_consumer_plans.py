@@ -18,9 +18,9 @@ BIG = {"task", "key_gate", "worker", "dead_letter", "task_event"}
 
 UNPINNED = {
     "settle_one",
-    "next_of_lane",
-    "open_gate",
-    "move_gate",
+    "next_of_lanes",
+    "open_gates",
+    "move_gates",
     "promote",
     "record_event",
     "copy_to_broker",
@@ -186,7 +186,7 @@ async def test_searches_walk_the_partial_index_made_for_them(
         expected = {
             "due_lanes": "task_due",
             "next_due": "task_due",
-            "next_of_lane": "task_parked",
+            "next_of_lanes": "task_parked",
             "abandoned": "task_running",
             "claims_of_worker": "task_running",
             "cancellations": "task_running",
@@ -218,9 +218,9 @@ async def test_the_least_follower_is_found_without_sorting_the_lane(
     connection = await pinned(migrated_url)
     try:
         found = await connection.fetchval(
-            f"explain (analyze, buffers, format json) {STATEMENTS['next_of_lane']}".replace("$1", "'g'")
+            f"explain (analyze, buffers, format json) {STATEMENTS['next_of_lanes']}".replace("$1", "'g'")
             .replace("$2", "'s'")
-            .replace("$3", "'hot'")
+            .replace("$3", "'{hot}'")
         )
         root = json.loads(found)[0]["Plan"]
         assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 50

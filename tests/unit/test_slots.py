@@ -130,6 +130,20 @@ def test_work_from_the_database_has_slots_beside_those_of_the_broker() -> None:
     assert board.due_room == 1
 
 
+def test_what_the_broker_leaves_unused_is_lent_to_the_database_up_to_a_half() -> None:
+    board = Board()
+    assert board.fill_due("slots.plain") == 2 + 4
+    assert board.fill("slots.plain") == 4, "and counts against the worker's as long as it is out"
+    assert board.due_room == 0
+    for _ in range(3):
+        board.give_back_due("slots.plain")
+    assert board.due_room == 2 + 4 - 3
+    assert board.fill("slots.plain") == 3
+    assert board.due_room == 0, "the last one borrowed is still out"
+    board.give_back_due("slots.plain")
+    assert board.fill("slots.plain") == 1
+
+
 def test_a_bound_of_a_kind_holds_over_both() -> None:
     board = Board()
     board.fill("slots.narrow")

@@ -61,7 +61,8 @@ class Slots:
         for limit in self._own.get(type_, ()):
             if limit.taken + limit.is_promised >= limit.size:
                 return limit
-        return self._worker if self._worker.is_full and type_ not in self._batches else None
+        is_full = self._worker.taken + self._borrowed >= self._worker.size
+        return self._worker if is_full and type_ not in self._batches else None
 
     def take(self, type_: str) -> None:
         """Take a slot that is there."""
@@ -78,12 +79,20 @@ class Slots:
 
     @property
     def due_room(self) -> int:
-        """How many more may start from the database."""
-        return self._due.size - self._due.taken
+        """How many more may start from the database: its own slots, and of the others what is not in use.
+
+        It borrows half of those at most, so that long work from the database leaves room for new messages.
+        """
+        unused = max(0, self._worker.size - self._worker.taken)
+        return self._due.size + min(unused, self._worker.size // 2) - self._due.taken
+
+    @property
+    def _borrowed(self) -> int:
+        return max(0, self._due.taken - self._due.size)
 
     def has_due(self, type_: str) -> bool:
         """Whether there is a slot for work from the database."""
-        return not any(limit.is_full for limit in (self._due, *self._own.get(type_, ())))
+        return self.due_room > 0 and not any(limit.is_full for limit in self._own.get(type_, ()))
 
     def take_due(self, type_: str) -> None:
         """Take a slot that is there."""

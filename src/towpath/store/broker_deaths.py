@@ -97,7 +97,7 @@ class BrokerDeathStore:
             connection, work, failure, stage="broker", attempts=ended["attempt"], origin=origin
         )
         if row is not None and head == work.id and work.lane is not None:
-            await leave(connection, self._sql, self._group, row["source"], work.lane)
+            await leave(connection, self._sql, self._group, [(row["source"], work.lane)])
 
 
 def _standing(row: Any) -> Standing | None:

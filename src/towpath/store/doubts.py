@@ -186,7 +186,7 @@ class Resolutions:
                 connection, work, failure, stage="handle", attempts=row["attempt"], origin=None
             )
         if state is not TaskState.WAITING and is_head and lane is not None:
-            await leave(connection, sql, self._group, work.source, lane)
+            await leave(connection, sql, self._group, [(work.source, lane)])
         return True
 
     async def record(

@@ -3,7 +3,7 @@
 A gate is deleted or moved only under its row lock. Lock order everywhere: gate, then task rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
@@ -25,23 +25,27 @@ class Executor(Protocol):
 
 
 async def leave(
-    connection: Executor,
-    sql: Mapping[str, str],
-    group: str,
-    source: str,
-    lane: str,
-) -> bool:
-    """The head is done: promote the least parked follower, or open the gate.
+    connection: Executor, sql: Mapping[str, str], group: str, lanes: Collection[tuple[str, str]]
+) -> int:
+    """The heads of these lanes, (source, lane), are done: promote the least followers, or open the gates.
 
-    The caller holds the gate's lock and has moved the head on. True when a follower became due.
+    The caller holds the gates' locks and has moved the heads on. Returns how many followers became due.
     """
-    follower: UUID | None = await connection.fetchval(sql["next_of_lane"], group, source, lane)
-    if follower is None:
-        await connection.execute(sql["open_gate"], group, source, lane)
-        return False
-    await connection.execute(sql["move_gate"], group, source, lane, follower)
-    await connection.execute(sql["promote"], group, follower)
-    return True
+    by_source: dict[str, list[str]] = {}
+    for source, lane in sorted(lanes):
+        by_source.setdefault(source, []).append(lane)
+    promoted: list[UUID] = []
+    for source, names in by_source.items():
+        rows = await connection.fetch(sql["next_of_lanes"], group, source, names)
+        next_of = {row["lane"]: row["id"] for row in rows}
+        if idle := [name for name in names if name not in next_of]:
+            await connection.execute(sql["open_gates"], group, source, idle)
+        if next_of:
+            await connection.execute(sql["move_gates"], group, source, [*next_of], [*next_of.values()])
+            promoted += next_of.values()
+    if promoted:
+        await connection.execute(sql["promote"], group, sorted(promoted))
+    return len(promoted)
 
 
 async def hold(

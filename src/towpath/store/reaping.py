@@ -69,7 +69,7 @@ class ReapStore:
                 still = await connection.fetch(self._sql["states"], self._group, [head])
                 is_stale = not still or still[0]["state"] not in ("WAITING", "RUNNING", "UNKNOWN", "ACCEPTED")
                 if locked == head and is_stale:
-                    await leave(connection, self._sql, self._group, source, lane)
+                    await leave(connection, self._sql, self._group, [(source, lane)])
                     count += 1
         return count
 

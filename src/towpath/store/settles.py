@@ -89,11 +89,8 @@ class SettleStore:
             )
             rows += await connection.fetch(self._sql["succeed_with_results"], self._group, *columns)
         ids = frozenset(row["id"] for row in rows)
-        promoted = 0
-        for gate in gates:
-            if gate["head"] in ids:
-                promoted += await leave(connection, self._sql, self._group, gate["source"], gate["lane"])
-        return Settled(ids, promoted)
+        done = [(gate["source"], gate["lane"]) for gate in gates if gate["head"] in ids]
+        return Settled(ids, await leave(connection, self._sql, self._group, done))
 
     async def _lock_heads(self, connection: Executor, works: Sequence[Work]) -> list[Any]:
         if not works:
@@ -139,7 +136,7 @@ class SettleStore:
             failure = Failure("reject", reason_code or "rejected", error_message=detail or "")
             await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
         if row["is_head"] and work.lane is not None:
-            return int(await leave(connection, self._sql, self._group, work.source, work.lane))
+            return await leave(connection, self._sql, self._group, [(work.source, work.lane)])
         return 0
 
     async def keep(self, work: Work) -> bool:
@@ -264,10 +261,10 @@ class SettleStore:
                         connection, work, failure, stage=stage, attempts=row["attempt"], origin=origin
                     )
                 if head == work.id and work.lane is not None:
-                    promoted = await leave(connection, self._sql, self._group, work.source, work.lane)
+                    promoted = await leave(connection, self._sql, self._group, [(work.source, work.lane)])
         except _Dropped:
             return None
-        return int(promoted)
+        return promoted
 
     async def dead_on_arrival(self, work: Work, failure: Failure, *, origin: str | None) -> None:
         """A message that cannot be decoded: minimal row, catalog row, broker copy.

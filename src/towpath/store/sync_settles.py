@@ -48,13 +48,13 @@ class SyncSettleStore:
             self._record(session, work, state, row, reason_code, detail)
         if not row["is_head"] or work.lane is None:
             return 0
-        lane = self._group, work.source, work.lane
-        follower = self._row(session, "next_of_lane", *lane)
+        lane = self._group, work.source, [work.lane]
+        follower = self._row(session, "next_of_lanes", *lane)
         if follower is None:
-            self._run(session, "open_gate", *lane)
+            self._run(session, "open_gates", *lane)
             return 0
-        self._run(session, "move_gate", *lane, follower["id"])
-        self._run(session, "promote", self._group, follower["id"])
+        self._run(session, "move_gates", *lane, [follower["id"]])
+        self._run(session, "promote", self._group, [follower["id"]])
         return 1
 
     def _record(

@@ -157,30 +157,34 @@ update towpath.task t
  where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and (select count(*) from gate) >= 0
 returning (select count(*) from gate) > 0 as is_head, t.version, t.attempt, t.run_no
 
--- name: next_of_lane
--- The least parked follower. Under the gate's lock; index: task_parked.
-select id from (
-  (select id, position from towpath.task
-    where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED' and position is null order by id limit 1)
-  union all
-  (select id, position from towpath.task
-    where consumer_group = $1 and source = $2 and lane = $3 and state = 'PARKED' and position is not null
-    order by position, id limit 1)
-) least order by position nulls first limit 1
+-- name: next_of_lanes
+-- The least parked follower of each lane of a source; no row where none is parked. Under the gates' locks; index:
+-- task_parked.
+select l.lane, n.id from unnest($3::text[]) l(lane) cross join lateral (
+  select id from (
+    (select id, position from towpath.task
+      where consumer_group = $1 and source = $2 and lane = l.lane and state = 'PARKED' and position is null order by id limit 1)
+    union all
+    (select id, position from towpath.task
+      where consumer_group = $1 and source = $2 and lane = l.lane and state = 'PARKED' and position is not null
+      order by position, id limit 1)
+  ) least order by position nulls first limit 1
+) n
 
--- name: open_gate
--- Nothing of the lane waits any more. Under the gate's lock.
-delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane = $3
+-- name: open_gates
+-- Nothing of these lanes waits any more. Under the gates' locks; index: primary key.
+delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane = any($3::text[])
 
--- name: move_gate
--- Under the gate's lock.
-update towpath.key_gate set head = $4 where consumer_group = $1 and source = $2 and lane = $3
+-- name: move_gates
+-- Under the gates' locks; index: primary key.
+update towpath.key_gate set head = ($4::uuid[])[array_position($3, lane)]
+ where consumer_group = $1 and source = $2 and lane = any($3::text[])
 
 -- name: promote
--- The new head becomes due now. Under the gate's lock; index: primary key.
+-- The new heads become due now. Under the gates' locks; index: primary key.
 update towpath.task
    set state = 'WAITING', due_at = towpath.clock(), waiting_for = 'promoted', version = version + 1, updated_at = towpath.clock()
- where consumer_group = $1 and id = $2 and state || '' = 'PARKED'
+ where consumer_group = $1 and id = any($2::uuid[]) and state || '' = 'PARKED'
 
 -- name: close_gate
 -- Make sure the lane has a gate; the first to fail is its head.
