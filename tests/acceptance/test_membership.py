@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from tests.acceptance.ledger import Intention, judge
 from tests.acceptance.world import World
+from tests.contract.rigs import Listener
 from towpath.app import App
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import Delivery, Subscription
@@ -105,11 +106,7 @@ async def left_at_the_broker(world: World) -> list[Delivery]:
     """What a new member is given."""
     broker = broker_from_url(world.broker.url, world.broker.options)
     subscriber = broker.subscriber(Subscription(world.group, (world.steps,), 1000, 1 << 20))
-
-    class Deaf:
-        async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None: ...
-
-    await subscriber.start(Deaf())
+    await subscriber.start(Listener())
     try:
         await world.until("a new member has joined", _truth(lambda: subscriber.is_connected))
         return list(await subscriber.receive(1000, timeout_seconds=2))
