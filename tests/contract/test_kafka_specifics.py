@@ -261,6 +261,22 @@ async def test_a_consumer_whose_poll_fails_is_replaced(
     assert numbers(await receive(subscriber, 1)) == [1]
 
 
+async def test_a_bug_in_the_poll_loop_is_raised_to_whoever_receives(
+    kafka_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: the member ends with it, instead of waiting for ever."""
+    subscriber = _opened(await kafka_rig.subscribe())
+    session = subscriber._session
+    assert session is not None
+
+    async def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session._consumer, "getmany", fail)
+    with pytest.raises(ZeroDivisionError):
+        await receive(subscriber, 1)
+
+
 @pytest.fixture
 async def guarded_kafka() -> AsyncIterator[str]:
     """host:port of a broker that wants a user name and a password."""

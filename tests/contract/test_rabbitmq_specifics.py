@@ -501,6 +501,16 @@ async def test_copies_of_dead_letters_wait_in_a_queue_of_their_own(
     assert (await _take(raw_channel, address)).body == b"0"
 
 
+async def test_a_bug_in_the_session_is_raised_to_whoever_receives(rabbit_rig: Rig) -> None:
+    """S6: the member ends with it, instead of waiting for ever."""
+    subscriber = await rabbit_rig.subscribe()
+    assert isinstance(subscriber, RabbitSubscriber)
+    assert subscriber._session is not None
+    subscriber._session._failure.set_exception(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await receive(subscriber, 1)
+
+
 @pytest.fixture
 def frozen_server(rabbit_server: RabbitServer) -> Iterator[RabbitServer]:
     """A server that a test suspends; it is resumed whatever happens."""

@@ -74,6 +74,8 @@ class KafkaSubscriber:
 
     async def receive(self, max_count: int, *, timeout_seconds: float) -> Sequence[Delivery]:
         """Up to `max_count` deliveries in partition order; empty after the timeout."""
+        if self._runner is not None and self._runner.done() and not self._closing.is_set():
+            self._runner.result()  # a bug ended it: nothing would come any more
         return await self._intake.take(max_count, timeout_seconds=timeout_seconds)
 
     def acknowledge(self, deliveries: Iterable[Delivery]) -> None:

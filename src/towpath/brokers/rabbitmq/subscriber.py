@@ -96,6 +96,8 @@ class RabbitSubscriber:
         """
         if self._session is not None:
             self._session.end_if_given_back()
+        if self._runner is not None and self._runner.done() and not self._closing.is_set():
+            self._runner.result()  # a bug ended it: nothing would come any more
         return await self._intake.take(max_count, timeout_seconds=timeout_seconds)
 
     def acknowledge(self, deliveries: Iterable[Delivery]) -> None:
