@@ -59,10 +59,9 @@ class HandlerSession(AsyncSession):
         """Refused: raising rolls back."""
         raise UsageError(_NO_ROLLBACK)
 
-    async def begin_for_handler(self) -> None:
-        """For the engine."""
-        _ = await self.begin()
-        self._begun = self.sync_session.get_transaction()
+    def begin_for_handler(self) -> None:
+        """For the engine. The database hears of it with the first statement."""
+        self._begun = self.sync_session.begin()
 
     def check_transaction(self) -> None:
         """For the engine: raise UsageError when the handler ended its transaction in some other way."""
@@ -76,6 +75,13 @@ class HandlerSession(AsyncSession):
     async def end_with_rollback(self) -> None:
         """For the engine."""
         await AsyncSession.rollback(self)
+
+    async def leave(self) -> None:
+        """For the engine: close it, also while cancelled; what was not committed is rolled back."""
+        if self.in_transaction():
+            await AsyncSession.__aexit__(self, None, None, None)
+        else:
+            self.sync_session.close()  # the connection went back when the transaction ended
 
 
 class Tx:

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.engine import Note, bench, depot
 from towpath.backoff import RetryPolicy
 from towpath.consumer import settling
-from towpath.consumer.settling import GroupCommit
+from towpath.consumer.settling import GroupCommit, Success
 from towpath.context import Call
 from towpath.errors import StoreUnavailable
 from towpath.store.database import Database
@@ -56,10 +56,16 @@ async def committing(store: Store) -> AsyncIterator[GroupCommit]:
     await asyncio.wait([running])
 
 
+async def settle(commit: GroupCommit, work: Work, result: bytes | None) -> bool | Exception | None:
+    success = Success(work, result)
+    await commit.settle([success])
+    return success.outcome
+
+
 async def test_what_finishes_while_a_batch_commits_is_the_next_batch() -> None:
     store = Store()
     async with committing(store) as commit:
-        settled = await asyncio.gather(*(commit.settle(work(), None) for _ in range(1200)))
+        settled = await asyncio.gather(*(settle(commit, work(), None) for _ in range(1200)))
     assert all(settled)
     assert [len(batch) for batch in store.batches] == [500, 500, 200]
 
@@ -68,9 +74,18 @@ async def test_a_batch_is_bounded_in_bytes() -> None:
     """C17."""
     store = Store()
     async with committing(store) as commit:
-        await asyncio.gather(*(commit.settle(work(), b"x" * 400_000) for _ in range(4)))
-        await commit.settle(work(), b"x" * 5_000_000)
+        await asyncio.gather(*(settle(commit, work(), b"x" * 400_000) for _ in range(4)))
+        await settle(commit, work(), b"x" * 5_000_000)
     assert [len(batch) for batch in store.batches] == [2, 2, 1]
+
+
+async def test_a_wave_too_large_for_one_statement_is_settled_in_parts() -> None:
+    """C17."""
+    store, successes = Store(), [Success(work(), None) for _ in range(1200)]
+    async with committing(store) as commit:
+        await commit.settle(successes)
+    assert {True} == {success.outcome for success in successes}
+    assert [len(batch) for batch in store.batches] == [500, 500, 200]
 
 
 async def test_a_row_that_the_database_refuses_fails_alone() -> None:
@@ -78,7 +93,7 @@ async def test_a_row_that_the_database_refuses_fails_alone() -> None:
     store, works = Store(), [work() for _ in range(33)]
     store.bad = {works[7].id, works[20].id}
     async with committing(store) as commit:
-        ends = await asyncio.gather(*(commit.settle(each, None) for each in works), return_exceptions=True)
+        ends = await asyncio.gather(*(settle(commit, each, None) for each in works))
     assert [isinstance(end, asyncpg.DataError) for end in ends] == [each.id in store.bad for each in works]
     assert all(end is True for each, end in zip(works, ends, strict=True) if each.id not in store.bad)
 
@@ -97,7 +112,7 @@ async def test_an_outage_or_a_lost_race_repeats_the_whole_batch(error: Exception
     store = Store()
     store.trouble = [error, error]
     async with committing(store) as commit:
-        assert await asyncio.gather(*(commit.settle(work(), None) for _ in range(5))) == [True] * 5
+        assert await asyncio.gather(*(settle(commit, work(), None) for _ in range(5))) == [True] * 5
     assert [len(batch) for batch in store.batches] == [5, 5, 5]
 
 
@@ -106,14 +121,14 @@ async def test_a_result_whose_token_is_gone_is_told_so() -> None:
     store, mine, lost = Store(), work(), work()
     store.gone = {lost.id}
     async with committing(store) as commit:
-        assert await asyncio.gather(commit.settle(mine, None), commit.settle(lost, b"1")) == [True, False]
+        assert await asyncio.gather(settle(commit, mine, None), settle(commit, lost, b"1")) == [True, False]
 
 
 async def test_one_who_gave_up_does_not_hold_up_the_others() -> None:
     store, given_up = Store(), work()
     async with committing(store) as commit:
-        first = asyncio.create_task(commit.settle(given_up, None))
-        others = [asyncio.create_task(commit.settle(work(), None)) for _ in range(3)]
+        first = asyncio.create_task(settle(commit, given_up, None))
+        others = [asyncio.create_task(settle(commit, work(), None)) for _ in range(3)]
         await asyncio.sleep(0)
         first.cancel()
         assert await asyncio.gather(*others) == [True] * 3

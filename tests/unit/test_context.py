@@ -83,7 +83,7 @@ async def test_a_handler_cannot_commit_or_roll_back_its_session() -> None:
 @pytest.mark.parametrize("way", ["close", "reset", "sync"])
 async def test_a_handler_that_ended_its_transaction_in_another_way_is_found_out(way: str) -> None:
     session = HandlerSession()
-    await session.begin_for_handler()
+    session.begin_for_handler()
     session.check_transaction()
     if way == "sync":
         await session.run_sync(lambda sync: sync.rollback())

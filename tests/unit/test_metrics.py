@@ -37,13 +37,14 @@ def test_counters_histograms_and_gauges_reach_the_sdk(reader: InMemoryMetricRead
     telemetry.add(TASKS_SETTLED, 2, group="billing", type="order.placed", outcome="succeeded")
     telemetry.add(TASKS_SETTLED, group="billing", type="order.placed", outcome="succeeded")
     telemetry.record(PROCESS_DURATION, 0.02, group="billing", type="order.placed", error_type=None)
+    telemetry.record_all(PROCESS_DURATION, [0.02, 0.03], group="billing", type="order.placed")
     telemetry.set(RELAY_SHARDS_OWNED, 7)
     found = read(reader)
     (settled,) = found["towpath.tasks.settled"].data.data_points
     assert settled.value == 3
     assert dict(settled.attributes) == attributes(group="billing", type="order.placed", outcome="succeeded")
     (duration,) = found["messaging.process.duration"].data.data_points
-    assert duration.count == 1
+    assert duration.count == 3
     assert tuple(duration.explicit_bounds) == PROCESS_DURATION.buckets
     assert "error.type" not in duration.attributes
     (owned,) = found["towpath.relay.shards.owned"].data.data_points

@@ -17,7 +17,7 @@ SOURCES = [
     path for package in ("src", "consumers", "outbox_relay") for path in (ROOT / package).rglob("*.py")
 ]
 LEVELS = {"debug", "info", "warning", "error"}
-REPORTS = {"add": "counter", "record": "histogram", "set": "gauge"}
+REPORTS = {"add": "counter", "record": "histogram", "record_all": "histogram", "set": "gauge"}
 METRICS_BY_CONSTANT = {
     constant: value for constant, value in vars(names).items() if isinstance(value, Metric)
 }

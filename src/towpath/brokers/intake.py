@@ -116,7 +116,7 @@ class Intake:
         for each in (load, self._total):
             each.count -= 1
             each.size_bytes -= delivery.size_bytes
-        if self.has_room:
+        if not self._room.is_set() and self.has_room:
             self._room.set()
 
     def purge(self, partition: str, epoch: int) -> list[Delivery]:

@@ -1,14 +1,13 @@
 """Run one handler by the kind of its effect, and say what came of it."""
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from towpath.app import App
 from towpath.backoff import parse_duration
-from towpath.consumer.effects.batch import Batching
+from towpath.consumer.effects.batch import Batching, Became, Member
 from towpath.consumer.effects.calling import Caller, payload_of, seconds_left
 from towpath.consumer.effects.executions import Execution, Failed, is_transient
 from towpath.consumer.effects.idempotent import Idempotent
@@ -19,7 +18,7 @@ from towpath.consumer.policy import UNKNOWN_TYPE
 from towpath.consumer.settling import until_available
 from towpath.errors import DeadlinePassed, DecodeError
 from towpath.failures import Failure
-from towpath.handlers import BatchLimits, Effect, Handler
+from towpath.handlers import Effect, Handler
 from towpath.outbox import Outbox
 from towpath.store.database import Database
 from towpath.store.doubts import DoubtStore
@@ -27,7 +26,6 @@ from towpath.store.settles import SettleStore
 from towpath.store.sync_settles import SyncSettleStore
 from towpath.store.work import Work
 
-_SINGLE: Final = BatchLimits(1, timedelta(0))
 _FREE_IN_PLACE_TRIES: Final = 3
 """Serialization failures and lock timeouts come again at once, whatever the policy says."""
 
@@ -59,26 +57,39 @@ class Executor:
 
     async def execute(self, work: Work) -> Execution:
         """What came of one attempt. Only cancellation is raised."""
+        found = self._read(work)
+        if isinstance(found, Failed):
+            return found
+        handler, payload = found
+        execution = await self._try(handler, work, payload)
+        if isinstance(execution, Failed) and execution.failure.in_place:
+            return await self.again_in_place(handler, work, payload, execution)
+        return execution
+
+    def member(self, work: Work) -> Member | Failed:
+        """The work as a member of a batch."""
+        found = self._read(work)
+        return found if isinstance(found, Failed) else Member(work, found[1])
+
+    async def execute_batch(self, handler: Handler, members: Sequence[Member], became: Became) -> None:
+        """What came of all, told as it is known. Only cancellation is raised."""
+        await self._batching.run(handler, members, became)
+
+    def _read(self, work: Work) -> tuple[Handler, object] | Failed:
+        """Its handler and payload."""
         left = seconds_left(work)
         if left is not None and left <= 0:
-            return Failed(
-                self._classifier.classify(DeadlinePassed("the deadline passed before it could start")), 0
-            )
+            late = DeadlinePassed("the deadline passed before it could start")
+            return Failed(self._classifier.classify(late), 0)
         handler = self._app.handlers.get(work.type)
         if handler is None:
             return Failed(self._unknown_type(work), 0)
         try:
-            payload = payload_of(handler, work)
+            return handler, payload_of(handler, work)
         except DecodeError as error:
             return Failed(self._classifier.classify(error), 0, "decode")
-        execution = await self._try(handler, work, payload)
-        if isinstance(execution, Failed) and execution.failure.in_place:
-            return await self._again_in_place(handler, work, payload, execution)
-        return execution
 
-    async def _again_in_place(
-        self, handler: Handler, work: Work, payload: object, first: Failed
-    ) -> Execution:
+    async def again_in_place(self, handler: Handler, work: Work, payload: object, first: Failed) -> Execution:
         """Clearly transient: a few tries at once, which count as attempts unless they are free."""
         spent = 0
 
@@ -114,7 +125,7 @@ class Executor:
                 case Effect.IDEMPOTENT:
                     return await self._idempotent.run(handler, work, payload)
                 case Effect.BATCH:
-                    return await self._batching.run(handler, handler.batch or _SINGLE, work, payload)
+                    return await self._batching.run_alone(handler, Member(work, payload))
                 case Effect.AT_MOST_ONCE:
                     return await self._once.run(handler, work, payload)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a handler raises is classified

@@ -10,6 +10,7 @@ from uuid_utils.compat import uuid7
 
 from towpath.app import App
 from towpath.brokers.ports import Bookmark, Subscriber
+from towpath.consumer.batches import Batches
 from towpath.consumer.bookmarks import Bookmarks
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.census import CensusLoop
@@ -25,6 +26,7 @@ from towpath.consumer.settling import GroupCommit
 from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
 from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
+from towpath.consumer.waves import Waves
 from towpath.errors import StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
@@ -108,8 +110,11 @@ class Member:
             breakers,
             telemetry,
             lambda seconds: wake_after(wake, seconds),
+            settings.max_deliveries,
         )
-        self._roster = Roster(app.name, runner, settles)
+        self._roster = Roster(app.name, settles)
+        batches = Batches(runner, executor, self._roster)
+        waves = Waves(app.handlers, runner, batches, self._roster)
         self._pump = Pump(
             app,
             subscriber,
@@ -120,6 +125,7 @@ class Member:
             settles=settles,
             runner=runner,
             roster=self._roster,
+            waves=waves,
             watch=watch,
             suspects=suspects,
             slots=slots,
@@ -131,7 +137,7 @@ class Member:
         self._due = DueLoop(
             settings,
             claims=claims,
-            runner=runner,
+            waves=waves,
             roster=self._roster,
             watch=watch,
             suspects=suspects,

@@ -1,8 +1,12 @@
 """What a consumer says about outcomes: log events, metrics, the attributes of the span."""
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 from towpath.consumer.breakers import Breaker
+from towpath.consumer.runs import Run
 from towpath.failures import Failure
 from towpath.states import TaskState, WaitingFor
 from towpath.store.settles import Waits
@@ -23,21 +27,29 @@ class Report:
         self._telemetry = telemetry
         telemetry.set(names.BREAKERS_OPEN, 0, group=group)
 
-    def claimed(self, work: Work) -> None:
-        """An attempt begins."""
-        self._telemetry.add(names.TASKS_CLAIMED, 1, group=self._group, trigger=work.trigger)
+    def claimed(self, works: Sequence[Work]) -> None:
+        """Attempts begin."""
+        for trigger, amount in Counter(work.trigger for work in works).items():
+            self._telemetry.add(names.TASKS_CLAIMED, amount, group=self._group, trigger=trigger)
 
-    def settled(self, work: Work, outcome: str, seconds: float, error_class: str | None) -> None:
-        """An attempt ended in `outcome`; the database knows."""
-        self._telemetry.record(
-            names.PROCESS_DURATION,
-            seconds,
-            destination=work.source,
-            group=self._group,
-            type=work.type,
-            error_type=error_class,
-        )
-        self._telemetry.add(names.TASKS_SETTLED, 1, group=self._group, type=work.type, outcome=outcome)
+    def settled(self, runs: Sequence[Run], outcome: str, error_class: str | None) -> None:
+        """Attempts ended in `outcome`; the database knows."""
+        now = time.monotonic()
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for run in runs:
+            seconds.setdefault((run.work.source, run.work.type), []).append(now - run.began_at)
+        for (source, type_), values in seconds.items():
+            self._telemetry.record_all(
+                names.PROCESS_DURATION,
+                values,
+                destination=source,
+                group=self._group,
+                type=type_,
+                error_type=error_class,
+            )
+            self._telemetry.add(
+                names.TASKS_SETTLED, len(values), group=self._group, type=type_, outcome=outcome
+            )
 
     def dropped(self, work: Work) -> None:
         """The result found its token gone."""
@@ -90,6 +102,8 @@ class Report:
         """It is over, or in doubt. Returns the outcome's name."""
         outcome = state.value.lower()
         span.settled(outcome, reason)
+        if state is TaskState.SUCCEEDED:
+            return outcome
         labels = {"group": self._group, "message_id": str(work.id), "type": work.type}
         if state is TaskState.FAILED:
             log.info("task.rejected", **labels, reason=reason)

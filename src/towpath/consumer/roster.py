@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from towpath.consumer.lanes import Received
-from towpath.consumer.running import Runner
+from towpath.consumer.runs import Run
 from towpath.errors import StoreUnavailable
 from towpath.store.settles import Claim, SettleStore
 from towpath.store.work import Work
@@ -19,77 +18,93 @@ GRACE_SECONDS: Final = 2.0
 log = event_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    task: asyncio.Task[None]
-    received: Received | None
-    began_at: float
-
-
 class Roster:
-    """One task per message that runs, whether the broker or the database started it."""
+    """Every message that runs, whether the broker or the database started it, and the tasks that do it."""
 
-    def __init__(self, group: str, runner: Runner, settles: SettleStore) -> None:
+    def __init__(self, group: str, settles: SettleStore) -> None:
         self._group = group
-        self._runner = runner
         self._settles = settles
-        self._tasks: dict[Work, _Run] = {}
+        self._runs: dict[Run, asyncio.Future[None] | None] = {}
+        """With a future where somebody waits for the end."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._strays: set[Claim] = set()
         self.broke: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with the error of a run that no outcome covers: a bug, which ends the worker."""
 
+    @property
+    def count(self) -> int:
+        """Everything that runs."""
+        return len(self._runs)
+
     def young_count(self, seconds: float) -> int:
-        """How many of those that run began within the last seconds."""
+        """How many of those that run were started within the last seconds."""
         after = time.monotonic() - seconds
-        return sum(run.began_at > after for run in self._tasks.values())
+        return sum(run.started_at > after for run in self._runs)
 
-    def received(self) -> list[Received]:
-        """What runs and came by the broker."""
-        return [run.received for run in self._tasks.values() if run.received is not None]
+    def runs(self) -> list[Run]:
+        """What runs now."""
+        return list(self._runs)
 
-    def spawn(
-        self,
-        work: Work,
-        run: Coroutine[Any, Any, None],
-        *,
-        received: Received | None,
-        on_done: Callable[[], None],
-    ) -> None:
-        """Run it on its own; `received` is None for work from the database."""
-        task = asyncio.create_task(run)
-        self._tasks[work] = _Run(task, received, time.monotonic())
+    def add(self, run: Run) -> None:
+        """It runs without a task for now."""
+        self._runs.setdefault(run)
 
-        def forget(ended: asyncio.Task[None]) -> None:
-            del self._tasks[work]
+    def spawn(self, runs: Sequence[Run], act: Coroutine[Any, Any, None]) -> None:
+        """Let one task do these, also when another had them before. When it ends, they have ended."""
+        task = asyncio.create_task(act)
+        self._tasks.add(task)
+        for run in runs:
+            run.task = task
+            self.add(run)
+
+        def end(ended: asyncio.Task[None]) -> None:
+            self._tasks.discard(ended)
             error = None if ended.cancelled() else ended.exception()
             if error is not None and not self.broke.done():
                 self.broke.set_exception(error)
-            on_done()
+            self.forget([run for run in runs if run.task is ended])
 
-        task.add_done_callback(forget)
+        task.add_done_callback(end)
+
+    def forget(self, runs: Iterable[Run]) -> None:
+        """They run no more. Those that were forgotten before are left out."""
+        ended = [run for run in runs if run in self._runs]
+        for run in ended:
+            awaited = self._runs.pop(run)
+            if awaited is not None and not awaited.done():
+                awaited.set_result(None)
+        if ended:
+            ended[0].owner.ended(ended)
 
     def cancel(self, task_id: UUID) -> None:
         """Somebody wants this task CANCELLED; a handler that settles already is left alone."""
-        for work, run in list(self._tasks.items()):
-            if work.id == task_id and self._runner.cancel(work):
-                run.task.cancel()
+        for run in list(self._runs):
+            if run.work.id == task_id:
+                run.cancel()
 
     async def finish(
         self, patience_seconds: float, which: Callable[[Received | None], bool] = lambda _: True
     ) -> None:
         """Let them end; hand back unspent those still in a handler, let settling ones try their token."""
-        tasks = {work: run.task for work, run in self._tasks.items() if which(run.received)}
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=patience_seconds)
-        await self._hand_back({work: task for work, task in tasks.items() if not task.done()})
+        runs = [run for run in self._runs if which(run.received)]
+        await self._wait(runs, patience_seconds)
+        await self._hand_back([run for run in runs if run in self._runs])
 
-    async def _hand_back(self, unfinished: Mapping[Work, asyncio.Task[None]]) -> None:
-        handling = [work for work in unfinished if self._runner.hand_back(work)]
-        for work in handling:
-            unfinished[work].cancel()
-        if unfinished:
-            await asyncio.wait(unfinished.values(), timeout=GRACE_SECONDS)
-        claimed = [work for work in handling if work.token is not None]
+    async def _wait(self, runs: Iterable[Run], seconds: float) -> None:
+        """Until they have ended, at most this long."""
+        loop = asyncio.get_running_loop()
+        ends = []
+        for run in runs:
+            if run in self._runs:
+                end = self._runs[run] = self._runs[run] or loop.create_future()
+                ends.append(end)
+        if ends:
+            await asyncio.wait(ends, timeout=seconds)
+
+    async def _hand_back(self, unfinished: Sequence[Run]) -> None:
+        handling = [run for run in unfinished if run.hand_back()]
+        await self._wait(unfinished, GRACE_SECONDS)
+        claimed = [run.work for run in handling if run.work.token is not None]
         if claimed:
             await self._tell(claimed)
 
@@ -107,14 +122,14 @@ class Roster:
         be on its way. (If it arrives later still, its token is gone.) Raises StoreUnavailable.
         """
         claims = await self._settles.claims()
-        strays = claims - {(work.id, work.token) for work in self._tasks if work.token is not None}
+        strays = claims - {(run.work.id, run.work.token) for run in self._runs if run.work.token is not None}
         lost, self._strays = strays & self._strays, strays - self._strays
         await self._settles.hand_back_claims(lost)
         return len(lost)
 
     async def cancel_all(self) -> None:
         """Nothing runs on."""
-        await cancel([run.task for run in list(self._tasks.values())])
+        await cancel(list(self._tasks))
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -2,23 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from towpath.app import App
 from towpath.brokers.ports import BrokerDeath, Delivery
 from towpath.consumer.breakers import Breakers
+from towpath.consumer.effects.batch import Member
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
 from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
 from towpath.consumer.policy import End, Wait, decide
 from towpath.consumer.reporting import Report
-from towpath.consumer.settling import GroupCommit, until_available
+from towpath.consumer.runs import Phase, Run
+from towpath.consumer.settling import GroupCommit, Success, until_available
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError
 from towpath.failures import Failure
+from towpath.handlers import Handler
 from towpath.states import TaskState, WaitingFor
 from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.claims import ClaimStore
@@ -30,17 +32,6 @@ from towpath.telemetry.metrics import Telemetry
 from towpath.telemetry.tracing import ProcessSpan, process_span
 
 _TROUBLE_SECONDS: Final = 5.0
-
-
-class _Phase(Enum):
-    HANDLING = auto()
-    """The handler runs: it may be cancelled."""
-    SETTLING = auto()
-    """The outcome is on its way to the database: let it try its token."""
-    CANCELLED = auto()
-    """Somebody asked to cancel the task: it ends CANCELLED."""
-    HANDED_BACK = auto()
-    """The worker gives it up unspent."""
 
 
 class Runner:
@@ -58,6 +49,7 @@ class Runner:
         breakers: Breakers,
         telemetry: Telemetry,
         wake_due_after: Callable[[float], None],
+        max_deliveries: int,
     ) -> None:
         self._app = app
         self._claims = claims
@@ -69,50 +61,93 @@ class Runner:
         self._breakers = breakers
         self._report = Report(app.name, telemetry)
         self._wake_due_after = wake_due_after
-        self._phases: dict[Work, _Phase] = {}
+        self._max_deliveries = max_deliveries
 
-    async def run(self, work: Work, max_deliveries: int, delivery: Delivery | None) -> bool:
-        """Handle and settle. True: the outcome is durable, its broker message may be acknowledged.
+    def claimed(self, runs: Sequence[Run]) -> None:
+        """Their attempts begin."""
+        self._report.claimed([run.work for run in runs])
 
-        Only cancellation is raised, and then nothing was settled.
-        """
-        self._report.claimed(work)
-        began = time.monotonic()
-        self._phases[work] = _Phase.HANDLING
+    def begin(self, run: Run) -> Failed | None:
+        """Open its span. Failed: its handler must not run."""
+        work = run.work
+        run.began_at = time.monotonic()
         headers = work.headers if work.trace is None else (("traceparent", work.trace.encode()),)
+        run.span = span = process_span(
+            headers,
+            destination=work.source,
+            group=self._app.name,
+            message_id=work.id,
+            type_=work.type,
+            attempt=work.attempt + 1,
+            run_no=work.run_no,
+            trigger=work.trigger,
+        )
+        work.trace = work.trace or span.traceparent
+        if work.deliveries > self._max_deliveries:
+            return Failed(_exhausted_deliveries(work.deliveries - 1), 0)
+        if work.is_cancel_requested or run.phase is Phase.CANCELLED:
+            return Failed(CANCELLED, 0)
+        run.phase = Phase.HANDLING
+        return None
+
+    async def handle(self, run: Run) -> Execution:
+        """What comes of the handler. Only cancellation is raised, and then nothing was settled."""
+        execution = self.begin(run) or await self._guarded(run, self._executor.execute(run.work))
+        run.phase = Phase.SETTLING
+        crash_point(CrashPoint.HANDLED_BEFORE_SETTLE)
+        return execution
+
+    async def try_alone(self, run: Run, handler: Handler, member: Member, failed: Failed) -> None:
+        """A member of a batch failed for a clearly transient reason: try it by itself, then settle."""
+        trying = self._executor.again_in_place(handler, run.work, member.payload, failed)
+        await self.conclude(run, await self._guarded(run, trying))
+
+    async def _guarded(self, run: Run, act: Coroutine[Any, Any, Execution]) -> Execution:
+        """Cancellation on request becomes a failure of its own; any other ends the run."""
+        span = span_of(run)
         try:
-            with process_span(
-                headers,
-                destination=work.source,
-                group=self._app.name,
-                message_id=work.id,
-                type_=work.type,
-                attempt=work.attempt + 1,
-                run_no=work.run_no,
-                trigger=work.trigger,
-            ) as span:
-                work.trace = work.trace or span.traceparent
-                execution = await self._execute(work, max_deliveries)
-                self._phases[work] = _Phase.SETTLING
-                crash_point(CrashPoint.HANDLED_BEFORE_SETTLE)
+            with span.current:
+                return await act
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError) or run.phase is not Phase.CANCELLED:
+                span.abort(error)
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return InDoubt(CANCELLED) if run.work.is_effect_begun else Failed(CANCELLED, 0)
+
+    async def conclude(self, run: Run, execution: Execution) -> None:
+        """Settle one, and tell its owner."""
+        run.phase = Phase.SETTLING
+        run.owner.handled([run])
+        work, span = run.work, span_of(run)
+        delivery = None if run.received is None else run.received.delivery
+        try:
+            with span.current:
                 outcome = await self._settle(work, execution, span, delivery)
-        finally:
-            del self._phases[work]
-        if outcome is None:
-            return await self._is_over_for(work)
-        error_class = execution.failure.error_class if isinstance(execution, Failed) else None
-        self._report.settled(work, outcome, time.monotonic() - began, error_class)
-        return True
+        except BaseException as error:
+            span.abort(error)
+            raise
+        span.end()
+        if outcome is not None:
+            error_class = execution.failure.error_class if isinstance(execution, Failed) else None
+            self._report.settled([run], outcome, error_class)
+            run.owner.settled([run])
+            return
+        if await self._is_over_for(work):
+            run.owner.settled([run])
+        else:
+            run.owner.unsettled(run)
 
     async def postpone(self, work: Work) -> bool:
-        """Let it wait in the database, unspent, until its handler is not paused any more. As `run`."""
+        """Let it wait in the database, unspent, until its handler is not paused any more.
+
+        True: its broker message may be acknowledged.
+        """
         delay = self._breakers.waits(work.type, _PAUSED) or timedelta(0)
         rest = Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=False)
-        self._phases[work] = _Phase.SETTLING
-        try:
-            waits = await until_available(lambda: self._store_wait(work, rest, _PAUSED))
-        finally:
-            del self._phases[work]
+        waits = await until_available(lambda: self._store_wait(work, rest, _PAUSED))
         if waits is None:
             return await self._is_over_for(work)
         self._report.postponed(work)
@@ -124,40 +159,36 @@ class Runner:
         findings = await until_available(lambda: self._claims.findings([work.id]))
         return self.may_acknowledge(work, findings[work.id].standing)
 
-    async def _execute(self, work: Work, max_deliveries: int) -> Execution:
-        """The handler's result; cancellation on request becomes a failure of its own."""
-        if work.deliveries > max_deliveries:
-            return Failed(_exhausted_deliveries(work.deliveries - 1), 0)
-        if work.is_cancel_requested:
-            return Failed(_CANCELLED, 0)
-        try:
-            return await self._executor.execute(work)
-        except asyncio.CancelledError:
-            if self._phases[work] is not _Phase.CANCELLED:
-                raise
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
-            return InDoubt(_CANCELLED) if work.is_effect_begun else Failed(_CANCELLED, 0)
+    async def conclude_all(self, succeeded: Sequence[tuple[Run, Done]]) -> None:
+        """Settle successes of one owner in one go; whom the database refuses goes its own way."""
+        if not succeeded:
+            return
+        succeeded[0][0].owner.handled([run for run, _ in succeeded])
+        successes = [Success(run.work, done.result) for run, done in succeeded]
+        await self._group_commit.settle(successes)
+        outcomes = list(zip([run for run, _ in succeeded], successes, strict=True))
+        self._have_succeeded([run for run, success in outcomes if success.outcome is True])
+        for run, success in outcomes:
+            if isinstance(success.outcome, Exception):
+                await self.conclude(run, Failed(self._app.classifier.classify(success.outcome)))
+            elif not success.outcome:
+                await self.conclude(run, Dropped())
 
-    def is_handling(self, work: Work) -> bool:
-        """Whether its handler runs, as opposed to settling already."""
-        return self._phases.get(work) is _Phase.HANDLING
+    def committed(self, runs: Sequence[Run], promoted_count: int) -> None:
+        """Successes of one owner that a handler's transaction has settled."""
+        if promoted_count:
+            self._wake_due_after(0.0)
+        self._have_succeeded(runs)
 
-    def cancel(self, work: Work) -> bool:
-        """Whether its handler may be cancelled now, to end CANCELLED."""
-        if self._phases.get(work) is not _Phase.HANDLING:
-            return False
-        self._phases[work] = _Phase.CANCELLED
-        return True
-
-    def hand_back(self, work: Work) -> bool:
-        """Whether its handler may be cancelled now, to be handed back; False while it settles."""
-        if self._phases.get(work, _Phase.HANDLING) is _Phase.SETTLING:
-            return False
-        if work in self._phases:
-            self._phases[work] = _Phase.HANDED_BACK
-        return True
+    def _have_succeeded(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self._succeeded(run.work)
+            span = span_of(run)
+            self._report.ended(run.work, span, TaskState.SUCCEEDED, None)
+            span.end()
+        self._report.settled(runs, "succeeded", None)
+        if runs:
+            runs[0].owner.settled(runs)
 
     def may_acknowledge(self, work: Work, standing: Standing) -> bool:
         """Whether a message that was not won or lost its token needs no more of this member."""
@@ -223,13 +254,13 @@ class Runner:
                     self._wake_due_after(0.0)
                 return self._report.ended(work, span, state, reason)
             case Done(state=TaskState.SUCCEEDED):
-                try:
-                    if not await self._group_commit.settle(work, execution.result):
-                        return None
-                except Exception as error:  # noqa: BLE001 - the database refuses this row's result
-                    return await self._settle(
-                        work, Failed(self._app.classifier.classify(error)), span, delivery
-                    )
+                success = Success(work, execution.result)
+                await self._group_commit.settle([success])
+                if isinstance(success.outcome, Exception):  # the database refuses this row's result
+                    failure = self._app.classifier.classify(success.outcome)
+                    return await self._settle(work, Failed(failure), span, delivery)
+                if not success.outcome:
+                    return None
                 self._succeeded(work)
                 return self._report.ended(work, span, TaskState.SUCCEEDED, None)
             case Done(reason_code=reason):
@@ -259,7 +290,7 @@ class Runner:
     ) -> str | None:
         failure = failed.failure
         span.failed(failure)
-        if failure is _CANCELLED:
+        if failure is CANCELLED:
             return await self._end(work, TaskState.CANCELLED, failed, 0, span, delivery)
         free = self._breakers.waits(work.type, failure)
         if free is not None:
@@ -325,7 +356,8 @@ class Runner:
     def _succeeded(self, work: Work) -> None:
         """A message ended well, or was rejected by a handler that worked."""
         breaker = self._breakers.note_success(work.type)
-        self._report.breaker(breaker, len(self._breakers.opened()))
+        if breaker is not None:
+            self._report.breaker(breaker, len(self._breakers.opened()))
 
     def _failed(self, work: Work, failure: Failure) -> None:
         """A handler raised: perhaps its dependency is away for everybody."""
@@ -339,6 +371,13 @@ class Runner:
         self._report.died(work, failure, stage)
         breaker = self._breakers.note_death(work.type, failure.reason_code)
         self._report.breaker(breaker, len(self._breakers.opened()))
+
+
+def span_of(run: Run) -> ProcessSpan:
+    """The span of a run that has begun."""
+    if run.span is None:
+        raise ValueError(f"{run.work.id} was never handled")
+    return run.span
 
 
 def _exhausted_deliveries(count: int) -> Failure:
@@ -359,6 +398,4 @@ _PAUSED: Final = Failure(
     error_message="its handler is paused: see what made the breaker open",
     fingerprint="breaker_open",
 )
-_CANCELLED: Final = Failure(
-    "dead", "cancelled", error_class="Cancelled", error_message="cancelled on request"
-)
+CANCELLED: Final = Failure("dead", "cancelled", error_class="Cancelled", error_message="cancelled on request")

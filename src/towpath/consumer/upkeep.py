@@ -4,22 +4,22 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from towpath.app import App
 from towpath.backoff import parse_duration
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.roster import Roster, wait_for
-from towpath.consumer.running import Runner
+from towpath.consumer.runs import Run
 from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
+from towpath.consumer.waves import Waves
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.settings import WorkerSettings
 from towpath.store.claims import ClaimStore
 from towpath.store.reaping import ReapStore
-from towpath.store.work import Work
 from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import Telemetry
@@ -63,7 +63,7 @@ class DueLoop:
         settings: WorkerSettings,
         *,
         claims: ClaimStore,
-        runner: Runner,
+        waves: Waves,
         roster: Roster,
         watch: StoreWatch,
         suspects: Suspects,
@@ -77,7 +77,7 @@ class DueLoop:
         self._slots = slots
         self._breakers = breakers
         self._claims = claims
-        self._runner = runner
+        self._waves = waves
         self._roster = roster
         self._watch = watch
         self._wake = wake
@@ -121,7 +121,9 @@ class DueLoop:
         works = await self._claims.start_due(limit, without=without, may_start=self._admission(admitted))
         for work in works:
             crash_point(CrashPoint.DUE_STARTED)
-            self._spawn(work)
+            self._breakers.started(work.type)
+        runs = [Run(work, self, None, self._suspects.started(work.deliveries)) for work in works]
+        self._waves.start(runs)
         return Counter(work.type for work in works)
 
     def _admission(self, admitted: Counter[str]) -> Callable[[str, int], bool]:
@@ -149,20 +151,21 @@ class DueLoop:
     def _young_count(self) -> int:
         return self._roster.young_count(self._suspects.quiet_seconds)
 
-    def _spawn(self, work: Work) -> None:
-        self._breakers.started(work.type)
-        start = work.deliveries
-        began_at = self._suspects.started(start)
+    def handled(self, runs: Sequence[Run]) -> None:
+        """They keep their slots until they are settled."""
 
-        def on_done() -> None:
-            self._suspects.ended(start, began_at)
-            self._slots.give_back_due(work.type)
-            self._wake.set()
+    def settled(self, runs: Sequence[Run]) -> None:
+        """The database has it."""
 
-        self._roster.spawn(work, self._run(work), received=None, on_done=on_done)
+    def unsettled(self, run: Run) -> None:
+        """Whoever took it over goes on with it."""
 
-    async def _run(self, work: Work) -> None:
-        await self._runner.run(work, self._settings.max_deliveries, None)
+    def ended(self, runs: Sequence[Run]) -> None:
+        """They run no more."""
+        for run in runs:
+            self._suspects.ended(run.work.deliveries, run.started_at)
+            self._slots.give_back_due(run.work.type)
+        self._wake.set()
 
 
 def wake_after(wake: asyncio.Event, seconds: float) -> None:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Final, Generic, Literal, NoReturn, TypeVar, cast, get_args
 from uuid import UUID
 
+from asyncpg.pgproto import pgproto
+
 from towpath.errors import DecodeError
 from towpath.messages import headers as names
 from towpath.messages.headers import Headers
@@ -121,10 +123,10 @@ def read_envelope(headers: Headers) -> Envelope:
     own: dict[str, str] = {}
     rest: list[tuple[str, bytes]] = []
     for name, value in headers:
-        if not names.is_reserved(name):
+        lower = names.reserved_name(name)
+        if lower is None:
             rest.append((name, value))
             continue
-        lower = name.lower()
         if lower in own:
             raise DecodeError("malformed_header", f"{lower!r:.80} is repeated")
         try:
@@ -176,12 +178,14 @@ def _read_text(own: Mapping[str, str], name: str, limit: int) -> str:
 
 def _read_id(own: Mapping[str, str]) -> UUID:
     value = _required(own, names.CE_ID)
-    if len(value) == _UUID_LENGTH:
-        try:
-            return UUID(value)
-        except ValueError:
-            pass
-    _malformed(names.CE_ID, value)
+    if len(value) != _UUID_LENGTH:
+        _malformed(names.CE_ID, value)
+    try:
+        id_: UUID = pgproto.UUID(value)  # a uuid.UUID that is made, hashed and stored at a tenth of the cost
+    except ValueError:
+        _malformed(names.CE_ID, value)
+    else:
+        return id_
 
 
 def _read_time(own: Mapping[str, str]) -> datetime:
@@ -193,7 +197,7 @@ def _read_time(own: Mapping[str, str]) -> datetime:
     if instant.utcoffset() is None:
         _malformed(names.CE_TIME, value)
     try:
-        return instant.astimezone(UTC)
+        return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
     except OverflowError:
         _malformed(names.CE_TIME, value)
 

@@ -9,6 +9,7 @@ import json
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, TypeAlias, cast
 
 import msgspec
@@ -41,10 +42,17 @@ _encode = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(list[tuple[str, str | dict[str, str]]])
 
 
+@lru_cache(maxsize=512)  # messages of one producer all have the same few names
+def reserved_name(name: str) -> str | None:
+    """The name in lower case where towpath writes this header itself, else None."""
+    lower = name.lower()
+    is_ours = lower.startswith((CE_PREFIX, OWN_PREFIX)) or lower == CONTENT_TYPE
+    return lower if is_ours else None
+
+
 def is_reserved(name: str) -> bool:
     """Whether towpath writes this header itself."""
-    lower = name.lower()
-    return lower.startswith((CE_PREFIX, OWN_PREFIX)) or lower == CONTENT_TYPE
+    return reserved_name(name) is not None
 
 
 def check_headers(given: HeadersInput | None) -> Headers:

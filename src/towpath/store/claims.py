@@ -61,7 +61,7 @@ class ClaimStore:
         of one message turns out to be running, the batch is claimed again one by one.
         """
         try:
-            batch = sorted(batch, key=lambda work: work.id)
+            batch = sorted(batch, key=lambda work: work.id.int)
             return await self._claim_in_one_transaction(batch, takes_over)
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
             if len(batch) == 1:

@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from towpath.failures import Failure
 from towpath.messages import dump_headers
@@ -73,7 +75,7 @@ class SettleStore:
         return await self._succeed(connection, [(work, None) for work in works])
 
     async def _succeed(self, connection: Executor, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
-        batch = sorted(batch, key=lambda item: item[0].id)
+        batch = sorted(batch, key=lambda item: item[0].id.int)
         plain = [work for work, result in batch if result is None]
         with_result = [(work, result) for work, result in batch if result is not None]
         gates = await self._lock_heads(connection, [work for work, _ in batch if work.lane is not None])
@@ -113,25 +115,30 @@ class SettleStore:
         reason_code: str | None = None,
         detail: str | None = None,
     ) -> int | None:
-        """The last statement of a handler's transaction. The caller commits, or rolls back on None.
+        """Flush, and the last statement of a handler's transaction. The caller commits, on None rolls back.
 
         Returns how many followers it promoted; None when the token is gone.
         """
-        connection = SessionConnection(await session.connection())
-        row = await connection.fetchrow(
+        row = await session.run_sync(
+            _flush_and_fetch,
             self._sql["settle_one"],
-            self._group,
-            work.id,
-            _token(work),
-            state.value,
-            work.source,
-            work.lane,
-            result,
-            reason_code,
-            detail,
+            (
+                self._group,
+                work.id,
+                _token(work),
+                state.value,
+                work.source,
+                work.lane,
+                result,
+                reason_code,
+                detail,
+            ),
         )
         if row is None:
             return None
+        if state is TaskState.SUCCEEDED and not row["is_head"]:
+            return 0
+        connection = SessionConnection(await session.connection())
         if state is not TaskState.SUCCEEDED:
             failure = Failure("reject", reason_code or "rejected", error_message=detail or "")
             await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
@@ -332,6 +339,12 @@ class SettleStore:
             self._worker_id,
             work.trace,
         )
+
+
+def _flush_and_fetch(session: Session, sql: str, arguments: tuple[object, ...]) -> RowMapping | None:
+    """In one hop into SQLAlchemy's synchronous world: a hop costs a third of what a statement does."""
+    session.flush()
+    return session.connection().exec_driver_sql(sql, arguments).mappings().first()
 
 
 def _token(work: Work) -> UUID:

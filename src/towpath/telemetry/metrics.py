@@ -1,6 +1,6 @@
 """The hook object the engines report to; instruments come from OpenTelemetry's metrics API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from opentelemetry import metrics
@@ -21,6 +21,9 @@ class Telemetry:
 
     def record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
         """One observation of a histogram, e.g. seconds."""
+
+    def record_all(self, metric: Metric, values: Iterable[float], /, **labels: str | None) -> None:
+        """Several observations that have all attributes in common."""
 
     def set(self, metric: Metric, value: float, /, **labels: str | None) -> None:
         """The present value of a gauge."""
@@ -55,6 +58,11 @@ class OpenTelemetry(Telemetry):
 
     def record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
         self._record[metric](value, attributes(**labels))
+
+    def record_all(self, metric: Metric, values: Iterable[float], /, **labels: str | None) -> None:
+        record, shared = self._record[metric], attributes(**labels)
+        for value in values:
+            record(value, shared)
 
     def set(self, metric: Metric, value: float, /, **labels: str | None) -> None:
         self._set[metric](value, attributes(**labels))

@@ -193,7 +193,7 @@ def _delivery(record: ConsumerRecord, name: str, epoch: int, *, is_redelivered: 
         partition=name,
         offset=record.offset,
         key=None if record.key is None else record.key.decode("utf-8", "backslashreplace"),
-        headers=tuple((key, b"" if value is None else value) for key, value in record.headers),
+        headers=tuple([(key, b"" if value is None else value) for key, value in record.headers]),
         value=record.value,
         timestamp=None if published_ms <= 0 else datetime.fromtimestamp(published_ms / 1000, UTC),
         is_redelivered=is_redelivered,

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import types
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
+from typing import Any
 
 from towpath.app import App
 from towpath.consumer.effects.threads import in_thread
@@ -29,14 +31,9 @@ class Caller:
         Raises what the handler raises, HandlerTimeout or DeadlinePassed.
         """
         injected = self.resources_of(handler.resources)
-
-        async def innermost() -> object:
-            if handler.is_sync:
-                return await in_thread(
-                    partial(handler.function, argument, *context, **injected), handler.name
-                )
-            return await handler.function(argument, *context, **injected)
-
+        innermost: Callable[[], Awaitable[object]] = partial(handler.function, argument, *context, **injected)
+        if handler.is_sync:
+            innermost = partial(in_thread, innermost, handler.name)
         return await self.wrapped(handler, work, attempt, innermost)
 
     async def wrapped(
@@ -57,18 +54,38 @@ async def bounded(
     handler: Handler, run: Callable[[], Awaitable[object]], left_seconds: float | None
 ) -> object:
     """Stop it after the handler's timeout, or at the task's deadline where that is sooner."""
+    steps = run().__await__()
+    try:
+        first = next(steps)  # most handlers that compute end here: for them there is nothing to stop
+    except StopIteration as end:
+        return end.value
     seconds = handler.timeout.total_seconds()
     is_deadline = left_seconds is not None and left_seconds < seconds
     bound = asyncio.timeout(seconds if left_seconds is None else min(seconds, left_seconds))
     try:
         async with bound:
-            return await run()
+            return await _rest(steps, first)
     except TimeoutError as error:
         if not bound.expired():
             raise
         if is_deadline:
             raise DeadlinePassed(f"{handler.name} was stopped at the task's deadline") from error
         raise HandlerTimeout(f"{handler.name} was stopped after {seconds:g} s") from error
+
+
+@types.coroutine
+def _rest(steps: Generator[Any, Any, object], yielded: Any) -> Generator[Any, Any, object]:
+    """What `yield from` does, for what has made its first step already."""
+    try:
+        while True:
+            try:
+                sent = yield yielded
+            except BaseException as error:  # noqa: BLE001 - a cancellation is the handler's to see
+                yielded = steps.throw(error)
+            else:
+                yielded = steps.send(sent)
+    except StopIteration as end:
+        return end.value
 
 
 def attempt_of(work: Work) -> Attempt:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 from towpath.consumer.effects.calling import Caller, argument_of, attempt_of
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, done
@@ -39,32 +40,44 @@ class Idempotent:
 
     async def run(self, handler: Handler, work: Work, payload: object) -> Execution:
         """Done, or Committed and Dropped where the handler used `call.transaction()`."""
-        ended: Committed | Dropped | None = None
-
-        @asynccontextmanager
-        async def settling() -> AsyncIterator[HandlerSession]:
-            nonlocal ended
-            if ended is not None:
-                raise UsageError("call.transaction() ends the task: it can be used once, as the last act")
-            async with handler_session(self._database) as session:
-                yield session
-                ended = await settle_and_commit(session, self._settles, work, Done(TaskState.SUCCEEDED))
-            if isinstance(ended, Dropped):
-                raise _TokenGone
-
-        def report(progress: Mapping[str, object]) -> None:
-            self._report_progress(work, progress)
-
+        settling = _Settling(self._database, self._settles, work)
         attempt = attempt_of(work)
-        call: Call | SyncCall = Call(attempt, outbox=self._outbox, settling=settling, report=report)
+        report = partial(self._report_progress, work)
+        call: Call | SyncCall
         if handler.is_sync:
             call = SyncCall(attempt, report)
+        else:
+            call = Call(attempt, outbox=self._outbox, settling=settling.transaction, report=report)
         context = [call] if handler.wants_context else []
         try:
             argument = argument_of(handler, payload, attempt)
             returned = await self._caller.call(handler, work, attempt, argument, *context)
         except Exception:
-            if ended is None:
+            if settling.ended is None:
                 raise
-            return ended  # the task has ended: what the handler does afterwards cannot undo it
-        return ended if ended is not None else done(handler.name, returned)
+            return settling.ended  # what the handler does after its task has ended cannot undo it
+        return settling.ended if settling.ended is not None else done(handler.name, returned)
+
+
+class _Settling:
+    """The transaction by which one call may settle itself."""
+
+    __slots__ = ("_database", "_settles", "_work", "ended")
+
+    def __init__(self, database: Database, settles: SettleStore, work: Work) -> None:
+        self._database = database
+        self._settles = settles
+        self._work = work
+        self.ended: Committed | Dropped | None = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[HandlerSession]:
+        if self.ended is not None:
+            raise UsageError("call.transaction() ends the task: it can be used once, as the last act")
+        async with handler_session(self._database) as session:
+            yield session
+            self.ended = await settle_and_commit(
+                session, self._settles, self._work, Done(TaskState.SUCCEEDED)
+            )
+        if isinstance(self.ended, Dropped):
+            raise _TokenGone

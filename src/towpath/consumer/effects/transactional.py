@@ -38,7 +38,6 @@ async def settle_and_commit(
 ) -> Committed | Dropped:
     """Flush, settle as the last statement, commit; a token that is gone rolls everything back."""
     session.check_transaction()
-    await session.flush()
     promoted = await settles.settle_in(
         session,
         work,
@@ -58,6 +57,9 @@ async def settle_and_commit(
 @asynccontextmanager
 async def handler_session(database: Database) -> AsyncIterator[HandlerSession]:
     """A fresh session in a transaction; closing it rolls back what was not committed."""
-    async with HandlerSession(database.engine, expire_on_commit=False) as session:
-        await session.begin_for_handler()
+    session = HandlerSession(database.engine, expire_on_commit=False)
+    session.begin_for_handler()
+    try:
         yield session
+    finally:
+        await session.leave()

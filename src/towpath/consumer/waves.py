@@ -1,0 +1,117 @@
+"""Messages that were claimed together run and settle together, for as long as none of them has to wait.
+
+A task, a future and a turn of the loop for each message cost more than a quick handler does. So one task
+calls the handlers of a wave one after another and settles their successes in one statement. A handler
+that waits for something keeps the task to itself: the loop, which comes round only then, starts others
+for the rest. To handlers it looks as if each had a task of its own: they begin in the same turn of the
+loop, none waits for another, and what one sets in its context the next does not see.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+from towpath.consumer.batches import Batches
+from towpath.consumer.effects.executions import Done, Execution
+from towpath.consumer.roster import Roster
+from towpath.consumer.running import Runner
+from towpath.consumer.runs import Phase, Run
+from towpath.handlers import Handler
+from towpath.states import TaskState
+
+_TURN_SECONDS: Final = 0.05
+"""Handlers that compute this long let others have a turn of the loop."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wave:
+    """What one task has still to do."""
+
+    waiting: deque[Run]
+    running: Run | None = None
+    succeeded: list[tuple[Run, Done]] = field(default_factory=list)
+    is_relieved: bool = False
+    """All but the running one was given to other tasks."""
+
+
+class Waves:
+    """Starts claimed messages of one worker."""
+
+    def __init__(
+        self, handlers: Mapping[str, Handler], runner: Runner, batches: Batches, roster: Roster
+    ) -> None:
+        self._handlers = handlers
+        self._batches = batches
+        self._runner = runner
+        self._roster = roster
+        self._waits: set[str] = set()
+        """Types whose handler waited for something the last time: each gets a task at once."""
+
+    def start(self, runs: Sequence[Run]) -> None:
+        """Run claimed messages of one owner."""
+        self._runner.claimed(runs)
+        self._spread(runs)
+
+    def _spread(self, runs: Iterable[Run]) -> None:
+        quick: list[Run] = []
+        for run in runs:
+            handler = self._handlers.get(run.work.type)
+            if handler is not None and handler.batch is not None:
+                self._batches.add(handler, handler.batch, run)
+            elif run.work.type in self._waits:
+                self._roster.spawn([run], self._work_off(_Wave(deque([run]))))
+            else:
+                quick.append(run)
+        if quick:
+            self._roster.spawn(quick, self._work_off(_Wave(deque(quick))))
+
+    async def _work_off(self, wave: _Wave) -> None:
+        clean = copy_context()
+        relief = asyncio.get_running_loop().call_soon(self._is_waiting, wave)
+        turn_ends_at: float | None = None
+        while wave.waiting:
+            run = wave.running = wave.waiting.popleft()
+            if run.phase is Phase.HANDED_BACK:
+                continue
+            execution = await self._runner.handle(run)
+            turn_ends_at = turn_ends_at or run.began_at + _TURN_SECONDS
+            if not wave.is_relieved:
+                self._waits.discard(run.work.type)
+                if run.began_at > turn_ends_at or _is_spoilt(clean):
+                    clean.run(self._relieve, wave)
+            if wave.is_relieved or not _is_success(execution):
+                await self._runner.conclude(run, execution)
+            else:
+                wave.succeeded.append((run, execution))
+        relief.cancel()
+        await self._runner.conclude_all(wave.succeeded)
+
+    def _is_waiting(self, wave: _Wave) -> None:
+        """The loop came round while the task runs: it waits, in a handler or for an outcome to be settled."""
+        if wave.is_relieved:
+            return
+        if wave.running is not None and wave.running.phase is Phase.HANDLING:
+            self._waits.add(wave.running.work.type)
+        self._relieve(wave)
+
+    def _relieve(self, wave: _Wave) -> None:
+        """Leave the task with the running message only."""
+        wave.is_relieved = True
+        waiting, wave.waiting = wave.waiting, deque()
+        succeeded, wave.succeeded = wave.succeeded, []
+        if succeeded:
+            self._roster.spawn([run for run, _ in succeeded], self._runner.conclude_all(succeeded))
+        self._spread(waiting)
+
+
+def _is_success(execution: Execution) -> TypeGuard[Done]:
+    return isinstance(execution, Done) and execution.state is TaskState.SUCCEEDED
+
+
+def _is_spoilt(clean: Context) -> bool:
+    """Whether a handler left something behind in the task that the next must not find."""
+    task = asyncio.current_task()
+    return copy_context() != clean or (task is not None and task.cancelling() > 0)

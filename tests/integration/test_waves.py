@@ -1,0 +1,137 @@
+"""Messages claimed together run and settle together, and no handler notices."""
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+from datetime import timedelta
+
+import pytest
+
+from tests.integration.engine import Note, Posted, bench, depot, until
+from towpath import App, Call
+from towpath.store.settles import Settled, SettleStore
+from towpath.store.work import Work
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+async def settled_together(app: App, url: str, monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+    """How many successes each statement settled, of `count` messages that wait when a member starts."""
+    sizes: list[int] = []
+    succeed = SettleStore.succeed
+
+    async def counted(store: SettleStore, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
+        sizes.append(len(batch))
+        return await succeed(store, batch)
+
+    monkeypatch.setattr(SettleStore, "succeed", counted)
+    async with bench(app, url, concurrency=count) as office:
+        for number in range(count):
+            await office.publish(Posted(f"p{number}", number))
+        async with office.member():
+            await office.is_drained()
+    return sizes
+
+
+async def test_what_is_claimed_together_and_waits_for_nothing_is_settled_in_one_statement(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick handler costs no statement, task or turn of the loop of its own."""
+    app = depot()
+    tasks: set[object] = set()
+
+    @app.idempotent()
+    async def post(posted: Posted, call: Call) -> None:
+        tasks.add(asyncio.current_task())
+
+    sizes = await settled_together(app, migrated_url, monkeypatch, 200)
+    assert 200 == sum(sizes)
+    assert len(sizes) <= 10
+    assert len(tasks) <= 10
+
+
+async def test_a_handler_that_waits_holds_up_none_of_those_claimed_with_it(migrated_url: str) -> None:
+    """C10: the rest of its wave runs and is acknowledged meanwhile, whoever was before or behind it."""
+    app = depot()
+    may_end = asyncio.Event()
+    done: list[int] = []
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        if note.number == 5:
+            await may_end.wait()
+        done.append(note.number)
+
+    async with bench(app, migrated_url) as office:
+        for number in range(10):
+            await office.publish(Note(number))
+        async with office.member():
+            await until(lambda: len(done) == 9)
+            await until(lambda: office.unacknowledged("notes") < 10)
+            may_end.set()
+            await office.is_drained("notes")
+    assert 5 == done[-1]
+
+
+async def test_the_next_handler_does_not_see_what_one_left_in_its_context(migrated_url: str) -> None:
+    """As if each had a task of its own."""
+    app = depot()
+    seen: list[str] = []
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        seen.append(WHO.get())
+        WHO.set(f"note {note.number}")
+
+    async with bench(app, migrated_url) as office:
+        for number in range(10):
+            await office.publish(Note(number))
+        async with office.member():
+            await office.is_drained("notes")
+    assert ["nobody"] * 10 == seen
+
+
+async def test_a_task_that_a_handler_cancelled_takes_no_other_message_with_it(migrated_url: str) -> None:
+    """The others of its wave are settled all the same."""
+    app = depot()
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        task = asyncio.current_task()
+        if note.number == 5 and task is not None:
+            task.cancel()
+
+    async with bench(app, migrated_url) as office:
+        ids = [await office.publish(Note(number)) for number in range(10)]
+        async with office.member():
+            for number, message_id in enumerate(ids):
+                if number != 5:
+                    await office.reaches(message_id, "SUCCEEDED")
+
+
+async def test_handlers_that_compute_for_long_let_the_loop_come_round(migrated_url: str) -> None:
+    """C8: the lease is renewed and the endpoints answer while a wave computes."""
+    app = depot()
+    turns = 0
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        until_at = asyncio.get_running_loop().time() + 0.03
+        while asyncio.get_running_loop().time() < until_at:
+            pass
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    async with bench(app, migrated_url, beat_every=timedelta(seconds=1)) as office:
+        for number in range(16):
+            await office.publish(Note(number))
+        counting = asyncio.create_task(count_turns())
+        async with office.member():
+            turns = 0
+            await office.is_drained("notes")
+        counting.cancel()
+    assert turns >= 6
