@@ -1,10 +1,10 @@
-"""`towpath outbox`: what is written and not published yet, and sending again what was."""
+"""`towpath outbox`: what is not published yet, sending again what was, where to begin in a copy."""
 
 from typing import Annotated, Any
 
 import typer
 
-from towpath.cli import republishing
+from towpath.cli import rebasing, republishing
 from towpath.cli.options import Actor, Because, DryRun, Json, Yes
 from towpath.cli.output import age, as_json, table
 from towpath.cli.session import connected, run_async
@@ -86,6 +86,28 @@ def republish(
             rate=rate, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
         )
     )  # fmt: skip
+
+
+@app.command()
+def rebase(
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Send what the copied journal does not call sent (journal), nothing that is there (now), "
+            "all of it (oldest), or what was written since a time."
+        ),
+    ],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Set the relay's starting point in a restored database. As its owner, and without relays.
+
+    towpath outbox rebase --to journal --dry-run
+    """
+    rebasing.act(to=to, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json)
 
 
 async def _status() -> dict[str, Any]:

@@ -153,5 +153,5 @@ def check_not_ahead(loaded: Sequence[Progress], now: Snapshot) -> None:
         raise ConfigurationError(
             "the relay's journal is ahead of this database's transaction ids: the database was restored or "
             "replaced; the relay does not run here, since it could skip messages, before a new starting "
-            "point is set"
+            "point is set: towpath outbox rebase --to oldest --dry-run"
         )

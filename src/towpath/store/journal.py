@@ -61,7 +61,7 @@ class Journal:
             raise ConfigurationError(
                 "the relay's journal was written by another database cluster: this database was restored or "
                 "copied logically, and going on could skip messages; no relay may run here before a starting "
-                "point is set"
+                "point is set: towpath outbox rebase --to journal --dry-run"
             )
         return {
             row["shard"]: Progress(

@@ -54,7 +54,7 @@ class ScheduledStore:
             raise ConfigurationError(
                 "the progress of delayed events was written by another database cluster: this database was "
                 "restored or copied, and going on could skip events; no relay may run here before a "
-                "starting point is set"
+                "starting point is set: towpath outbox rebase --to journal --dry-run"
             )
         return Outlook(row["next_seconds"], row["is_late"], row["is_behind"])
 

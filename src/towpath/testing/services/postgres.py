@@ -7,7 +7,7 @@ import pwd
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,6 +32,7 @@ _SETTINGS: Mapping[str, str] = {
     "log_timezone": "UTC",
     "lc_messages": "C",
 }
+_PROGRAM_SECONDS = 120
 _UNSAFE_SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
 
 
@@ -137,13 +138,23 @@ def drop_database(url: str, name: str) -> None:
 class PostgresServer(Server):
     """A Postgres on a loopback port of its own, with trust authentication and the superuser `postgres`.
 
-    With `fsync` off a crash of the server loses nothing, a crash of the machine may.
+    With `fsync` off a crash of the server loses nothing, a crash of the machine may. `programs` is the
+    directory of another version's programs; `fill` makes the data directory, else it is a fresh cluster.
     """
 
     name = "postgres"
 
-    def __init__(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fsync: bool = False,
+        settings: Mapping[str, str] | None = None,
+        programs: Path | None = None,
+        fill: Callable[["PostgresServer"], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._programs = programs
+        self._fill = fill
         self.port = self._reserve_port()
         self._settings = {
             **_SETTINGS,
@@ -151,7 +162,7 @@ class PostgresServer(Server):
             "port": str(self.port),
             **(settings or {}),
         }
-        self._owner = unprivileged_owner()
+        self.owner = unprivileged_owner()
 
     def url(self, database: str = "postgres") -> str:
         """The URL of one database."""
@@ -165,11 +176,32 @@ class PostgresServer(Server):
     def data_directory(self) -> Path:
         return self.group.directory / "data"
 
+    def program(self, name: str) -> Path:
+        """One of the programs of this server's version, which its owner can run."""
+        return (self._programs or _binaries(self.group.directory, self.owner)) / name
+
+    def run(self, name: str, *arguments: str | Path, cwd: str | Path | None = None) -> str:
+        """Runs one of these programs as the server's owner, to its end."""
+        return run(
+            [self.program(name), *arguments],
+            failure=f"{name} failed",
+            env=_environment(),
+            cwd=cwd,
+            owner=self.owner,
+            timeout_seconds=_PROGRAM_SECONDS,
+        )
+
     def _prepare(self) -> None:
-        data = self.group.directory / "data"
-        run(["cp", "-R", "--reflink=auto", _template(), data], failure="the template could not be copied")
-        if self._owner is not None:
-            owner = f"{self._owner.uid}:{self._owner.gid}"
+        data = self.data_directory
+        if self._fill is None:
+            run(["cp", "-R", "--reflink=auto", _template(), data], failure="the template could not be copied")
+        else:
+            data.mkdir()
+            if self.owner is not None:
+                os.chown(data, self.owner.uid, self.owner.gid)
+            self._fill(self)
+        if self.owner is not None:
+            owner = f"{self.owner.uid}:{self.owner.gid}"
             run(["chown", "-R", owner, data], failure="the data directory could not be given away")
         data.chmod(0o700)
 
@@ -181,13 +213,13 @@ class PostgresServer(Server):
             Command(
                 self.name,
                 [
-                    _binaries(self.group.directory, self._owner) / "postgres",
+                    self.program("postgres"),
                     "-D",
                     self.data_directory,
                     *options,
                 ],
                 _environment(),
-                self._owner,
+                self.owner,
                 end_signal=signal.SIGQUIT,  # an immediate shutdown, which frees the shared memory
             )
         )
