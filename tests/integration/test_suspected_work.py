@@ -6,13 +6,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from uuid_utils.compat import uuid7
 
 from tests.integration.engine import Engine, Note, Posted, bench, depot, until
 
 
 async def left_by_a_dead_worker(engine: Engine, number: int, *, deliveries: int, held_by: str) -> UUID:
     """A message that was started so often, the last time by a worker that died."""
-    id_ = await engine.publish(Posted(f"k{number}", number))
+    id_: UUID = uuid7()
     await engine.db.execute(
         "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, held_by,"
         " worker, token, deliveries, payload, content_type) values ('depot', $1, 'parcel.posted', 'event',"
@@ -24,7 +25,7 @@ async def left_by_a_dead_worker(engine: Engine, number: int, *, deliveries: int,
         deliveries,
         f'{{"parcel": "k{number}", "number": {number}}}',
     )
-    return id_
+    return await engine.publish(Posted(f"k{number}", number), message_id=id_)
 
 
 @pytest.mark.parametrize(("deliveries", "together"), [(1, 16), (2, 4)])
