@@ -70,6 +70,8 @@ class Sample:
     p50_ms: float | None = None
     p99_ms: float | None = None
     wal_bytes_per_message: float | None = None
+    idle: Mapping[str, float] | None = None
+    """Percent of a core by process, and `statements` a second, of what has nothing to do."""
 
 
 def difference(produced: Collection[object], processed: Sequence[object]) -> str:

@@ -24,6 +24,7 @@ from benchmarks.floor import TABLE
 from benchmarks.measure import Cell, CpuMeter, Sample, Target
 from benchmarks.plans import Plan, run
 from benchmarks.report import show
+from benchmarks.sleeping import taxes, wakeups
 from towpath.brokers.factory import broker_from_url
 from towpath.store import migrate
 from towpath.testing.services import KafkaServer, PostgresServer
@@ -216,7 +217,8 @@ PLANS = (
         (Target("≥ 10,000/s at 2 ms", 10_000, _per_second),),
     ),
 )
-CELLS = ("backlog", *(plan.name for plan in PLANS))
+SLEEPING = {"wakeup": wakeups, "producers": taxes}
+CELLS = ("backlog", *(plan.name for plan in PLANS), *SLEEPING)
 
 
 async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str] = CELLS) -> bool:
@@ -224,6 +226,8 @@ async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str] 
     is_valid = True
     if "backlog" in cells:
         is_valid = await backlog_to_kafka(quick=quick, as_json=as_json, rounds=rounds)
+    for name in SLEEPING.keys() & set(cells):
+        is_valid &= await SLEEPING[name](quick=quick, as_json=as_json, rounds=rounds)
     if chosen := [plan for plan in PLANS if plan.name in cells]:
         is_valid &= await run(chosen, quick=quick, as_json=as_json, rounds=rounds)
     return is_valid

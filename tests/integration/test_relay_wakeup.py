@@ -88,7 +88,9 @@ async def test_only_while_a_relay_asks_for_it_does_an_insert_notify(db: Any, mig
         await old.close(timeout=10)
         assert await after_a_mark(db, heard, "asked") == [""]
         heard.clear()
-        await db.execute("select setval('towpath.relays_asleep_until', extract(epoch from now())::bigint)")
+        await db.execute(
+            "select setval('towpath.relays_asleep_until', floor(extract(epoch from now()))::bigint)"
+        )
         await emit(db, "k", b"4")
         assert await after_a_mark(db, heard, "over") == []
 
@@ -123,6 +125,17 @@ async def test_a_sleeping_relay_is_woken_by_a_row(db: Any, migrated_url: str) ->
             await emit(db, "k", b"%d" % number)
             await eventually(lambda count=number + 1: len(broker.arrivals) == count)  # type: ignore[misc]
     assert broker.payloads == [b"0", b"1"]
+
+
+async def test_a_relay_that_is_awake_takes_its_request_back(db: Any, migrated_url: str) -> None:
+    """P6: writers of a burst pay for the notification that wakes it, not for two seconds of them."""
+    broker = RecordingBroker()
+    async with relaying(migrated_url, broker, NEVER) as relay:
+        await sleeping(db, relay)
+        deadline = time.monotonic() + 30
+        while await db.fetchval(ASLEEP_UNTIL):
+            assert time.monotonic() < deadline
+            await emit(db, "k", b"1")
 
 
 async def test_beside_a_long_transaction_and_another_relay_both_are_woken(db: Any, migrated_url: str) -> None:

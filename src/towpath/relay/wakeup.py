@@ -183,6 +183,9 @@ class Wakeup:
                     pause = max(0.05, min(_ASK_SECONDS, asleep.seconds_left - _OVERLAP_SECONDS))
             else:
                 self._gate.lapse()
+                if last_id is not None:
+                    await self._store.be_awake(connection)
+                    self._shards.own_writes += 1
                 last_id = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -198,6 +201,7 @@ class Wakeup:
         if payload or self._is_heard:  # a probe, of this relay or another; or the reader is told already
             return
         self._is_heard = True
+        self._gate.lapse()  # whoever finds the row takes the request back
         wait = self._rests_until - boot_time()
         if wait <= 0:
             self._shards.changed.set()

@@ -46,3 +46,7 @@ class WakeupStore:
         if row is None:
             raise RuntimeError("the wake-up statement returned no row")
         return Asleep(row["last_id"], row["seconds_left"])
+
+    async def be_awake(self, connection: asyncpg.Connection[Any]) -> None:
+        """Take back the request, whoever made it."""
+        await connection.execute(self._sql["be_awake"])

@@ -25,3 +25,8 @@ select w.last_id,
              when g.last_value between w.until and w.until + 1 then g.last_value
              else setval('towpath.relays_asleep_until', w.until) end - w.at)::float8 as seconds_left
 from wanted w, towpath.relays_asleep_until g
+
+-- name: be_awake
+-- Take back what was asked for: rows come, and each commit would wait for the one before it. Another relay that still
+-- sleeps asks again within a second.
+select setval('towpath.relays_asleep_until', 0)
