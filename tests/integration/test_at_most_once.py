@@ -2,10 +2,11 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from tests.integration.engine import Posted, depot, running, until
+from tests.integration.engine import Posted, bench, depot, running, until
 from towpath import App, DidNotHappen, Happened, OnceCall, Reject, Retry, RetryPolicy, StillUnknown, Verdict
 
 QUICK = RetryPolicy(attempts=3, base="10ms", cap="50ms")
@@ -197,3 +198,31 @@ async def test_a_cancel_inside_the_effect_leaves_it_in_doubt(migrated_url: str) 
         await depot_.db.execute("update towpath.task set cancel_requested = true")
         await depot_.reaches(before, "CANCELLED")
         await depot_.reaches(inside, "UNKNOWN")
+
+
+async def test_an_effect_that_its_worker_gives_up_is_in_doubt_at_once(migrated_url: str) -> None:
+    """C9, C23: a rebalance stops the handler inside its effect, and its worker lives on."""
+    app = depot(retry=QUICK)
+    reached = asyncio.Event()
+    calls: list[str] = []
+
+    async def ask(call: OnceCall) -> Verdict[None]:
+        return StillUnknown()
+
+    @app.at_most_once(reconcile=ask)
+    async def charge(posted: Posted, call: OnceCall) -> None:
+        async with call.once():
+            calls.append(call.idempotency_key())
+            reached.set()
+            await asyncio.sleep(600)
+
+    async with bench(app, migrated_url) as depot_, depot_.member() as member:
+        message_id = await depot_.publish(Posted("a"))
+        await reached.wait()
+        subscriber: Any = member.consumer.health.subscriber
+        # As the broker's adapter does when another member joins.
+        await subscriber._listener.revoking(frozenset(subscriber._held), timeout_seconds=0.05)
+        await depot_.reaches(message_id, "UNKNOWN")
+        assert await depot_.db.fetchval("select count(*) from towpath.worker") == 1
+        assert ["task.unknown"] == [event["event"] for event in await depot_.events(message_id)]
+        assert [str(message_id)] == calls

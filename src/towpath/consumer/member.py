@@ -112,7 +112,7 @@ class Member:
             lambda seconds: wake_after(wake, seconds),
             settings.max_deliveries,
         )
-        self._roster = Roster(app.name, settles)
+        self._roster = Roster(app.name, settles, doubts)
         batches = Batches(runner, executor, self._roster)
         waves = Waves(app.handlers, runner, batches, self._roster)
         self._pump = Pump(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
+from towpath.consumer.settling import until_available
 from towpath.errors import LeaseLost, StoreUnavailable
 from towpath.store.work import Work
 from towpath.store.workers import WorkerStore
@@ -58,7 +59,7 @@ class Membership:
 
     async def _exchange(self) -> None:
         reports, self._progress = self._progress, {}
-        await self._store.report_progress(reports)
+        await until_available(lambda: self._store.report_progress(reports))
         for task_id in await self._store.cancellations():
             self._on_cancel(task_id)
 

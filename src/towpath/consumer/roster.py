@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from towpath.consumer.lanes import Received
 from towpath.consumer.runs import Run
-from towpath.errors import StoreUnavailable
+from towpath.consumer.settling import until_available
+from towpath.store.doubts import DoubtStore
 from towpath.store.settles import Claim, SettleStore
 from towpath.store.work import Work
 from towpath.telemetry.logging import event_logger
@@ -21,9 +22,10 @@ log = event_logger(__name__)
 class Roster:
     """Every message that runs, whether the broker or the database started it, and the tasks that do it."""
 
-    def __init__(self, group: str, settles: SettleStore) -> None:
+    def __init__(self, group: str, settles: SettleStore, doubts: DoubtStore) -> None:
         self._group = group
         self._settles = settles
+        self._doubts = doubts
         self._runs: dict[Run, asyncio.Future[None] | None] = {}
         """With a future where somebody waits for the end."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,11 +111,17 @@ class Roster:
             await self._tell(claimed)
 
     async def _tell(self, works: Sequence[Work]) -> None:
+        claims = {(work.id, work.token) for work in works if work.token is not None}
         try:
             async with asyncio.timeout(GRACE_SECONDS):
-                await self._settles.hand_back(works)
-        except (StoreUnavailable, TimeoutError) as error:
-            log.warning("worker.store_unavailable", group=self._group, error=str(error))
+                await until_available(lambda: self._give_up(claims))
+        except TimeoutError:
+            log.warning("worker.store_unavailable", group=self._group, error="no answer to a hand-back")
+
+    async def _give_up(self, claims: Collection[Claim]) -> None:
+        """Unspent back to work; in doubt where an effect had begun: nobody else would look after it."""
+        await self._settles.hand_back_claims(claims)
+        await self._doubts.doubt_given_up(claims)
 
     async def hand_back_strays(self) -> int:
         """Hand back what the database takes this worker to be running though it does not. Returns how many.
@@ -124,7 +132,8 @@ class Roster:
         claims = await self._settles.claims()
         strays = claims - {(run.work.id, run.work.token) for run in self._runs if run.work.token is not None}
         lost, self._strays = strays & self._strays, strays - self._strays
-        await self._settles.hand_back_claims(lost)
+        for claim in lost:  # one at a time, so that no deadlock can end the reaper
+            await self._give_up({claim})
         return len(lost)
 
     async def cancel_all(self) -> None:

@@ -1,6 +1,6 @@
 """At-most-once effects: the marker before the call, and what became of those nobody saw end."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -42,23 +42,31 @@ class DoubtStore:
         self._resolutions = Resolutions(database.schema, group)
 
     async def mark(self, work: Work, step: str) -> bool:
-        """Commit that the effect begins. False: the token is gone, it must not begin."""
-        async with self._database.transaction() as connection:
-            await hold(connection, self._work_sql, self._group, work.source, work.lane, work.id)
-            version = await connection.fetchval(
-                self._sql["mark_effect"],
-                self._group,
-                work.id,
-                work.token,
-                step,
-                work.lane,
-                work.position,
-                work.payload,
-                work.content_type,
-                dump_headers(work.headers),
-                work.trace,
-            )
-        return version is not None
+        """Commit that the effect begins. False: the token is gone or another message heads the lane.
+
+        Then the effect must not begin, and nothing was written.
+        """
+        try:
+            async with self._database.transaction() as connection:
+                is_head = await hold(connection, self._work_sql, self._group, work.source, work.lane, work.id)
+                version = await connection.fetchval(
+                    self._sql["mark_effect"],
+                    self._group,
+                    work.id,
+                    work.token,
+                    step,
+                    work.lane,
+                    work.position,
+                    work.payload,
+                    work.content_type,
+                    dump_headers(work.headers),
+                    work.trace,
+                )
+                if version is None or not is_head:
+                    raise _Superseded
+        except _Superseded:
+            return False
+        return True
 
     async def unmark(self, work: Work) -> None:
         """The handler knows that the effect did not happen."""
@@ -97,6 +105,13 @@ class DoubtStore:
                 connection, task_id, "task.unknown", TaskState.RUNNING, TaskState.UNKNOWN, row, failure
             )
         return True
+
+    async def doubt_given_up(self, claims: Collection[tuple[UUID, UUID]]) -> None:
+        """The same for what its own worker gave up, by task id and token, where an effect had begun."""
+        if claims:
+            ids, tokens = sorted({id_ for id_, _ in claims}), sorted({token for _, token in claims})
+            with store_errors():
+                await self._database.pool.execute(self._sql["doubt_given_up"], self._group, ids, tokens)
 
     async def take(
         self, types: Sequence[str], *, base_seconds: float, cap_seconds: float, limit: int

@@ -36,6 +36,23 @@ update towpath.task t
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
 returning t.version, t.attempt, t.run_no
 
+-- name: doubt_given_up
+-- The same for rows that their own worker gave up after the effect began, with a line of history. Index: primary key.
+with doubted as (
+  update towpath.task t
+     set state = 'UNKNOWN', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1,
+         reconcile_at = towpath.clock(), reconcile_count = 0, reason_code = 'given_up', error_class = 'GivenUp',
+         error_message = 'its worker gave it up after the effect began', fingerprint = 'given_up', updated_at = towpath.clock()
+   where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state || '' = 'RUNNING'
+     and t.effect_state = 'started'
+  returning t.*
+)
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no,
+                                reason_code, error_class, error_message, trace)
+select d.consumer_group, d.id, 'task.unknown', 'RUNNING', d.state, d.version, d.attempt, d.run_no,
+       d.reason_code, d.error_class, d.error_message, d.trace
+  from doubted d
+
 -- name: take_doubts
 -- Tasks to ask about now, of the types $2; the next time is set before the question. Index: task_unknown.
 update towpath.task t
