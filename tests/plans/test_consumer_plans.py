@@ -18,6 +18,7 @@ BIG = {"task", "key_gate", "worker", "dead_letter", "task_event"}
 
 UNPINNED = {
     "settle_one",
+    "gate_head",
     "next_of_lanes",
     "open_gates",
     "move_gates",

@@ -91,6 +91,10 @@ class SettleStore:
             )
             rows += await connection.fetch(self._sql["succeed_with_results"], self._group, *columns)
         ids = frozenset(row["id"] for row in rows)
+        # What was kept while this waited for its row has a gate that was not there to be locked.
+        kept = {row["id"] for row in rows if row["is_held"]} - {gate["head"] for gate in gates}
+        late = [work for work, _ in batch if work.id in kept and work.lane is not None]
+        gates = [*gates, *await self._lock_heads(connection, late)]
         done = [(gate["source"], gate["lane"]) for gate in gates if gate["head"] in ids]
         return Settled(ids, await leave(connection, self._sql, self._group, done))
 
@@ -142,9 +146,16 @@ class SettleStore:
         if state is not TaskState.SUCCEEDED:
             failure = Failure("reject", reason_code or "rejected", error_message=detail or "")
             await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
-        if row["is_head"] and work.lane is not None:
-            return await leave(connection, self._sql, self._group, [(work.source, work.lane)])
-        return 0
+        if work.lane is None or not await self._is_head(connection, work, row):
+            return 0
+        return await leave(connection, self._sql, self._group, [(work.source, work.lane)])
+
+    async def _is_head(self, connection: Executor, work: Work, row: Any) -> bool:
+        """Asked again where it was kept while the statement waited for its row: its gate was not seen."""
+        if row["is_head"] or not row["is_held"]:
+            return bool(row["is_head"])
+        head = await connection.fetchval(self._sql["gate_head"], self._group, work.source, work.lane)
+        return bool(head == work.id)
 
     async def keep(self, work: Work) -> bool:
         """Let the database hold work that runs long, with its body and its lane's gate.
@@ -267,7 +278,11 @@ class SettleStore:
                     await self._deaths.bury(
                         connection, work, failure, stage=stage, attempts=row["attempt"], origin=origin
                     )
-                if head == work.id and work.lane is not None:
+                if work.lane is not None and head is None:  # or it was kept while this waited for its row
+                    head = await connection.fetchval(
+                        self._sql["gate_head"], self._group, work.source, work.lane
+                    )
+                if work.lane is not None and head == work.id:
                     promoted = await leave(connection, self._sql, self._group, [(work.source, work.lane)])
         except _Dropped:
             return None

@@ -46,7 +46,13 @@ class SyncSettleStore:
             return None
         if state is not TaskState.SUCCEEDED:
             self._record(session, work, state, row, reason_code, detail)
-        if not row["is_head"] or work.lane is None:
+        if work.lane is None:
+            return 0
+        is_head = row["is_head"]
+        if not is_head and row["is_held"]:
+            gate = self._row(session, "gate_head", self._group, work.source, work.lane)
+            is_head = gate is not None and gate["head"] == work.id
+        if not is_head:
             return 0
         lane = self._group, work.source, [work.lane]
         follower = self._row(session, "next_of_lanes", *lane)

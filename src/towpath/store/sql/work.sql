@@ -133,7 +133,7 @@ update towpath.task t
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state || '' = 'RUNNING'
-returning t.id
+returning t.id, t.held_by = 'database' as is_held
 
 -- name: succeed_with_results
 -- The same with a result per row. Index: primary key, one probe per row.
@@ -142,7 +142,7 @@ update towpath.task t
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = ($3::uuid[])[array_position($2, t.id)] and t.state || '' = 'RUNNING'
-returning t.id
+returning t.id, t.held_by = 'database' as is_held
 
 -- name: settle_one
 -- The last statement of a transactional handler: gate first, then the row; null when the token is gone.
@@ -155,7 +155,7 @@ update towpath.task t
        reason_code = $8, error_class = null, error_message = $9, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = $2 and t.token = $3 and t.state || '' = 'RUNNING' and (select count(*) from gate) >= 0
-returning (select count(*) from gate) > 0 as is_head, t.version, t.attempt, t.run_no
+returning (select count(*) from gate) > 0 as is_head, t.held_by = 'database' as is_held, t.version, t.attempt, t.run_no
 
 -- name: next_of_lanes
 -- The least parked follower of each lane of a source; no row where none is parked. Under the gates' locks; index:
