@@ -1,6 +1,7 @@
 # make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running)
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
+# make nightly random histories of the consumer engine, 5,000 of them (HISTORIES=, SEED= change that)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test demo bench clean
+.PHONY: install format check static lock-check unit lock services test nightly demo bench clean
 
 install: $(STAMP)
 
@@ -70,6 +71,10 @@ services: install
 # The session's fixtures start each server when a test first needs it, and stop it.
 test: services
 	$(BIN)/python -m pytest --durations=20
+
+nightly: services
+	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \
+		$(BIN)/python -m pytest tests/property/test_work_protocol.py
 
 demo: install
 	KEEP=$(KEEP) $(BIN)/python -m examples.demo

@@ -25,6 +25,7 @@ class CrashPoint(StrEnum):
     RECEIVED_BEFORE_CLAIM = "received_before_claim"
     CLAIMED_BEFORE_HANDLE = "claimed_before_handle"
     KEPT_BEFORE_ACK = "kept_before_ack"
+    MARKED_BEFORE_EFFECT = "marked_before_effect"
     HANDLED_BEFORE_SETTLE = "handled_before_settle"
     SETTLED_BEFORE_COMMIT = "settled_before_commit"
     COMMITTED_BEFORE_ACK = "committed_before_ack"

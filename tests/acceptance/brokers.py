@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import aio_pika
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from towpath.brokers.rabbitmq.topology import group_queue
+
 Headers = tuple[tuple[str, bytes], ...]
 
 
@@ -65,6 +67,10 @@ class WireBroker(Protocol):
 
     async def send(self, messages: Sequence[WireMessage]) -> None:
         """Send messages as they are, one after another."""
+        ...
+
+    async def unread(self, group: str, address: str) -> int:
+        """How many messages a group that nobody consumes for has not acknowledged."""
         ...
 
 
@@ -128,6 +134,19 @@ class KafkaWire:
         finally:
             await producer.stop()
 
+    async def unread(self, group: str, address: str) -> int:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap, group_id=group, enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            numbers = await self._partitions(consumer, address)
+            consumer.assign([TopicPartition(address, number) for number in numbers])
+            ends = await consumer.end_offsets(list(consumer.assignment()))
+            return sum([end - (await consumer.committed(partition) or 0) for partition, end in ends.items()])
+        finally:
+            await consumer.stop()
+
 
 class RabbitWire:
     """RabbitMQ."""
@@ -169,6 +188,12 @@ class RabbitWire:
                     ),
                     message.routing_key,
                 )
+
+    async def unread(self, group: str, address: str) -> int:
+        async with await aio_pika.connect(self.url) as connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue(group_queue(group, address, 0), passive=True)
+            return queue.declaration_result.message_count or 0
 
 
 def _bytes(value: Any) -> bytes:

@@ -18,11 +18,11 @@ from towpath.messages import Envelope, wire_headers
 TOPIC = "protocol"
 
 
-def delivery_of(message_id: UUID, key: str, sequence: int, body: bytes) -> Delivery:
+def delivery_of(message_id: UUID, type_: str, key: str, sequence: int) -> Delivery:
     """A message as the relay would have published it; partition, offset and epoch come later."""
     envelope = Envelope(
         message_id=message_id,
-        type="protocol.step",
+        type=type_,
         source="/test",
         occurred_at=datetime.now(UTC),
         content_type="application/json",
@@ -35,7 +35,7 @@ def delivery_of(message_id: UUID, key: str, sequence: int, body: bytes) -> Deliv
         offset=-1,
         key=key,
         headers=wire_headers(envelope),
-        value=body,
+        value=b"{}",
         timestamp=None,
         is_redelivered=False,
         epoch=0,
@@ -45,18 +45,22 @@ def delivery_of(message_id: UUID, key: str, sequence: int, body: bytes) -> Deliv
 class SimBroker:
     """Logs and who owns which partition."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, members: int) -> None:
+        self.members = members
         self.logs: list[list[Delivery]] = [[] for _ in range(partitions)]
         self.committed = [0] * partitions
         self.owner: list[int | None] = [None] * partitions
         self.generation = [0] * partitions
 
-    def append(self, partition: int, message: Delivery) -> None:
-        self.logs[partition].append(message)
-
     def assign(self, partition: int, member: int) -> None:
         self.owner[partition] = member
         self.generation[partition] += 1
+
+    def leave(self, member: int, rnd: random.Random) -> None:
+        """The broker gives up a silent member: others get what it had."""
+        for partition, owner in enumerate(self.owner):
+            if owner == member:
+                self.assign(partition, rnd.choice([each for each in range(self.members) if each != member]))
 
     @property
     def is_drained(self) -> bool:
@@ -89,7 +93,7 @@ class SimSubscriber:
         self._listener = listener
 
     async def receive(self, max_count: int, *, timeout_seconds: float) -> Sequence[Delivery]:
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(0.004)
         await self._rebalance()
         received: list[Delivery] = []
         for partition, held in self._held.items():

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from towpath.consumer.effects.calling import Caller, argument_of, attempt_of
 from towpath.consumer.effects.executions import Dropped, Execution, Failed, InDoubt, done
 from towpath.context import OnceCall
+from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import LeaseLost, UsageError
 from towpath.failures import Classifier
 from towpath.handlers import Handler
@@ -86,6 +87,7 @@ class _Marker:
             self.is_dropped = True
             raise LeaseLost("the task was taken over before its effect began")
         self.is_marked = self._work.is_effect_begun = True
+        crash_point(CrashPoint.MARKED_BEFORE_EFFECT)
         yield
         self.is_over = True
 
