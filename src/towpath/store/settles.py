@@ -140,7 +140,7 @@ class SettleStore:
         )
         if row is None:
             return None
-        if state is TaskState.SUCCEEDED and not row["is_head"]:
+        if state is TaskState.SUCCEEDED and not (row["is_head"] or row["is_held"]):
             return 0
         connection = SessionConnection(await session.connection())
         if state is not TaskState.SUCCEEDED:
