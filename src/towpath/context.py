@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -34,8 +35,7 @@ _NOT_YOURS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """Which message this is and how often it was tried."""
 
     message_id: UUID

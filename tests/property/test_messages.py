@@ -1,6 +1,5 @@
 """What goes in comes out; whatever else comes in ends in a DecodeError."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -337,7 +336,7 @@ def test_an_envelope_comes_back_from_the_wire_in_any_order(envelope: Envelope, s
     found = read_envelope((*own, *rest))
 
     users = tuple(pair for pair in envelope.headers if not is_ours(pair[0]))
-    assert found == dataclasses.replace(envelope, headers=users)
+    assert found == msgspec.structs.replace(envelope, headers=users)
 
 
 @given(headers=any_headers)

@@ -69,7 +69,7 @@ class Waves:
             self._roster.spawn(quick, self._work_off(_Wave(deque(quick))))
 
     async def _work_off(self, wave: _Wave) -> None:
-        clean = copy_context()
+        task, clean = asyncio.current_task(), copy_context()
         relief = asyncio.get_running_loop().call_soon(self._is_waiting, wave)
         turn_ends_at: float | None = None
         while wave.waiting:
@@ -80,7 +80,7 @@ class Waves:
             turn_ends_at = turn_ends_at or run.began_at + _TURN_SECONDS
             if not wave.is_relieved:
                 self._waits.discard(run.work.type)
-                if run.began_at > turn_ends_at or _is_spoilt(clean):
+                if run.began_at > turn_ends_at or _is_spoilt(task, clean):
                     clean.run(self._relieve, wave)
             if wave.is_relieved or not _is_success(execution):
                 await self._runner.conclude(run, execution)
@@ -111,7 +111,6 @@ def _is_success(execution: Execution) -> TypeGuard[Done]:
     return isinstance(execution, Done) and execution.state is TaskState.SUCCEEDED
 
 
-def _is_spoilt(clean: Context) -> bool:
+def _is_spoilt(task: "asyncio.Task[None] | None", clean: Context) -> bool:
     """Whether a handler left something behind in the task that the next must not find."""
-    task = asyncio.current_task()
     return copy_context() != clean or (task is not None and task.cancelling() > 0)

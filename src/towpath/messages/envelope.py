@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Final, Generic, Literal, NoReturn, TypeVar, cast, get_args
 from uuid import UUID
 
+import msgspec
 from asyncpg.pgproto import pgproto
 
 from towpath.errors import DecodeError
@@ -30,8 +31,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 _SOURCE_LIMIT: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """Everything about a message but its payload and key."""
 
     message_id: UUID

@@ -1,7 +1,8 @@
 """Dead letters: one catalog row per group and message, and a copy to the broker's DLQ, in one transaction."""
 
-from dataclasses import replace
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from towpath.brokers.ports import dead_letter_address
 from towpath.failures import Failure
@@ -77,7 +78,7 @@ def _wire_headers(work: Work) -> Headers:
     """Of the message as it travelled; a submitted task's row has only its caller's, it gets ours back."""
     if work.kind != "task" or any(name == CE_ID for name, _ in work.headers):
         return work.headers
-    return wire_headers(replace(work.envelope or envelope_of(work), body="inline"))
+    return wire_headers(msgspec.structs.replace(work.envelope or envelope_of(work), body="inline"))
 
 
 def _story(group: str, catalog_id: int, failure: Failure, stage: Stage, attempts: int, fits: bool) -> Headers:
