@@ -19,6 +19,7 @@ TowpathError
 │   └── LeaseLost            somebody else owns the lease now: drop the work
 ├── BrokerError
 │   ├── BrokerUnavailable    the broker is away or slow: retry, the message is not at fault
+│   │   └── BrokerUnconfirmed    another broker, or a copy of the database: a person has to confirm
 │   └── MessageRefused       the broker refuses this message: too large, unroutable, malformed
 ├── HandlerStopped           the engine ended a handler before it was done
 │   ├── HandlerTimeout       it ran longer than its own timeout: spends an attempt
@@ -165,6 +166,13 @@ class BrokerUnavailable(BrokerError):
 
     code = "broker.unavailable"
     retryable = True
+
+
+class BrokerUnconfirmed(BrokerUnavailable):
+    """Not the broker of this database's journal, or a copy of the database: a person has to confirm."""
+
+    code = "broker.unconfirmed"
+    retryable = False
 
 
 class MessageRefused(BrokerError):

@@ -137,6 +137,8 @@ class RelaySettings(_Section):
     """Safety between a publish deadline and a lease end."""
     publish_attempts: Count = 3
     """Tries of a message that the broker refuses."""
+    environment: str = ""
+    """Name of where this database is published from, instead of its address; a copy has another."""
     retention: Duration = timedelta(hours=6)
     """Time that sent rows stay in the outbox at least."""
     health_host: str = "127.0.0.1"

@@ -52,6 +52,8 @@ class RecordingBroker:
     """Awaited before a window is written, with the publisher's number."""
     max_message_bytes: int = 1_000_000
     publishers: int = 0
+    cluster: str | None = None
+    """What it says which broker it is."""
 
     def publisher(self) -> "RecordingPublisher":
         self.publishers += 1
@@ -79,6 +81,12 @@ class RecordingPublisher:
         if not self._broker.is_available:
             self._broker.attempts += 1
             raise BrokerUnavailable("switched off")
+
+    async def cluster(self) -> str | None:
+        return self._broker.cluster
+
+    def keep_partitions(self, keep: object) -> None:
+        """There are none."""
 
     async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:
         broker, result = self._broker, PublishResult()

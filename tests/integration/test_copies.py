@@ -3,12 +3,17 @@
 import asyncio
 import json
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 
 from tests.fixtures.fix_cli import Run
 from tests.integration.relaying import (
@@ -18,6 +23,8 @@ from tests.integration.relaying import (
     eventually,
     relaying,
 )
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.kafka.murmur2 import partition_of
 from towpath.cli.root import run
 from towpath.errors import ConfigurationError
 from towpath.relay import Relay
@@ -177,3 +184,145 @@ async def test_a_starting_point_is_not_set_under_a_running_relay(
     assert ran.code == 2
     assert "stop the relays" in ran.err
     assert await db.fetchval("select count(*) from towpath.audit") == 0
+
+
+async def test_a_copy_reached_elsewhere_publishes_nothing_before_a_person_confirms(
+    db: "asyncpg.Connection[Any]", migrated_url: str, towpath: Run
+) -> None:
+    """R27: the journal of a snapshot is the original's; a changed list of hosts is no copy."""
+    broker = RecordingBroker(cluster="c-1")
+    production = replace(FAST, environment="shop-1:5432,shop-2:5432/shop")
+    failed_over = replace(FAST, environment="shop-2:5432,shop-3:5432/shop")
+    staging = replace(FAST, environment="staging:5432/shop")
+    for number, options in enumerate((production, failed_over)):
+        async with relaying(migrated_url, broker, options):
+            await emit(db, "k", b"%d" % number)
+            await eventually(lambda wanted=number + 1: len(broker.arrivals) == wanted)
+    await emit(db, "k", b"2")
+    await emit(db, "k", b"copy of a dead letter", kind="copy")
+    async with relaying(migrated_url, broker, staging) as relay:
+        await eventually(lambda: any("towpath outbox confirm" in each for each in relay.status().problems))
+        await eventually(lambda: broker.attempts >= 2)
+        assert len(broker.arrivals) == 2
+        assert "staging:5432/shop" in relay.status().problems[0]
+        ran = await asyncio.to_thread(towpath, "outbox", "confirm", "--reason", "moved")
+        assert "was c-1, published from shop-1:5432,shop-2:5432/shop" in ran.out
+        await eventually(lambda: len(broker.arrivals) == 4)
+        await eventually(lambda: relay.status().is_ready)
+    assert await db.fetchval("select home from towpath.broker") == "staging:5432/shop"
+    assert await db.fetchval("select action from towpath.audit") == "outbox.confirm"
+
+
+async def test_another_broker_gets_nothing_before_a_person_confirms(
+    db: "asyncpg.Connection[Any]", migrated_url: str, towpath: Run
+) -> None:
+    """R27: also when the broker behind the address is replaced while the relay runs."""
+    broker = RecordingBroker(cluster="c-1")
+    async with relaying(migrated_url, broker) as relay:
+        await emit(db, "k", b"1")
+        await eventually(lambda: len(broker.arrivals) == 1)
+        broker.is_available = False
+        await emit(db, "k", b"2")
+        await eventually(lambda: not relay.status().is_ready)
+        broker.cluster, broker.is_available = "c-2", True
+        await eventually(lambda: any("and this is c-2" in each for each in relay.status().problems))
+        assert len(broker.arrivals) == 1
+        assert (await asyncio.to_thread(towpath, "outbox", "confirm")).code == 0
+        await eventually(lambda: len(broker.arrivals) == 2)
+
+
+@pytest.mark.parametrize("url_of", ["kafka", "rabbitmq"])
+async def test_a_real_broker_says_which_cluster_it_is(request: pytest.FixtureRequest, url_of: str) -> None:
+    """R27: another connection hears the same."""
+    if url_of == "kafka":
+        url = f"kafka://{request.getfixturevalue('kafka_bootstrap')}"
+    else:
+        url = request.getfixturevalue("rabbit_url")
+    names = set()
+    for _ in range(2):
+        publisher = broker_from_url(url).publisher()
+        await publisher.start()
+        names.add(await publisher.cluster())
+        await publisher.aclose()
+    assert len(names) == 1
+    assert None not in names
+
+
+async def test_partitions_added_under_a_running_relay_leave_the_order_of_keys_alone(
+    db: "asyncpg.Connection[Any]",
+    migrated_url: str,
+    kafka_bootstrap: str,
+    towpath: Run,
+    clean_environment: pytest.MonkeyPatch,
+) -> None:
+    """R28: keys stay in their partitions, also for the next relay, until an operator rolls over."""
+    topic = f"grown-{uuid4().hex[:8]}"
+    broker = broker_from_url(f"kafka://{kafka_bootstrap}", {"metadata_max_age_ms": 100})
+    clean_environment.setenv("TOWPATH_BROKER_URL", f"kafka://{kafka_bootstrap}")
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, 3, 1)])
+
+    async def emitted(round_: int) -> None:
+        for number in range(30):
+            await emit(db, str(number), b"%d" % round_, destination=topic)
+        await db_sent(db)
+
+    options = replace(FAST, publish_deadline=5, lease=10)
+    async with relaying(migrated_url, broker, options):
+        await emitted(0)
+        await admin.create_partitions({topic: NewPartitions(5)})
+        await eventually_grown(topic, kafka_bootstrap, 5)
+        await emitted(1)
+    async with relaying(migrated_url, broker, options):
+        await emitted(2)
+        refused = await asyncio.to_thread(towpath, "broker", "rollover", topic)
+        assert (refused.code, "stop the relays" in refused.err) == (2, True)
+    warned = await asyncio.to_thread(towpath, "broker", "check", "--address", topic)
+    assert f"{topic} has 5 partitions, keys are placed by 3" in warned.out
+    ran = await asyncio.to_thread(towpath, "broker", "rollover", topic, "--reason", "grown")
+    assert ran.out == f"{topic}: keys are placed by 5 partitions, 3 before\n"
+    async with relaying(migrated_url, broker, options):
+        await emitted(3)
+    await admin.close()
+    places = await placed(topic, kafka_bootstrap, 120)
+    for key, by_round in places.items():
+        assert by_round[0] == by_round[1] == by_round[2] == partition_of(key, 3)
+        assert by_round[3] == partition_of(key, 5)
+    assert {by_round[3] for by_round in places.values()} - {0, 1, 2}
+
+
+async def db_sent(db: "asyncpg.Connection[Any]") -> None:
+    """Wait until nothing is pending."""
+    deadline = time.monotonic() + 60
+    pending = "select exists (select from towpath.outbox_message where status = 'PENDING')"
+    while await db.fetchval(pending):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def eventually_grown(topic: str, bootstrap: str, count: int) -> None:
+    """Wait until the broker shows the partitions to clients that ask anew."""
+    admin = broker_from_url(f"kafka://{bootstrap}").admin()
+    deadline = time.monotonic() + 60
+    while len(await admin.bounds(topic)) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    await admin.aclose()
+
+
+async def placed(topic: str, bootstrap: str, count: int) -> dict[bytes, dict[int, int]]:
+    """The partition of each key in each round."""
+    consumer = AIOKafkaConsumer(
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    )
+    await consumer.start()
+    found: dict[bytes, dict[int, int]] = {}
+    seen = 0
+    async with asyncio.timeout(60):
+        while seen < count:
+            record = await consumer.getone()
+            found.setdefault(record.key, {})[int(record.value)] = record.partition
+            seen += 1
+    await consumer.stop()
+    return found

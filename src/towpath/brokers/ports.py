@@ -5,7 +5,7 @@ own; header values are bytes and survive unchanged, names may repeat, and the or
 survives. (RabbitMQ keeps headers in a table: without repeats their order is not promised.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol, TypeAlias
@@ -67,11 +67,32 @@ class PublishResult:
     the window were settled. Where nothing was settled the error is raised instead."""
 
 
+KeepPartitions: TypeAlias = Callable[[Mapping[str, int]], Awaitable[Mapping[str, int]]]
+"""Given the partitions that addresses have now, the counts by which their keys are to be placed.
+
+Raises BrokerUnavailable when that cannot be found out.
+"""
+
+
 class Publisher(Protocol):
     """Publishes windows of messages. One owner; `publish` is never called concurrently."""
 
     async def start(self) -> None:
         """Connect. Raises BrokerUnavailable (retry later) or ConfigurationError (do not)."""
+        ...
+
+    async def cluster(self) -> str | None:
+        """Which cluster it is connected to, as that says itself; None where there is no telling.
+
+        Raises BrokerUnavailable or ConfigurationError.
+        """
+        ...
+
+    def keep_partitions(self, keep: KeepPartitions) -> None:
+        """Ask this once for each address with partitions, before anything is published there.
+
+        Without it keys are placed by the partitions that there are.
+        """
         ...
 
     async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:

@@ -14,11 +14,19 @@ from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import BrokerAdmin, GroupTopology
 from towpath.brokers.retention import outlived
 from towpath.cli.exits import SAYS_NO, Stop
-from towpath.cli.options import Json, text
+from towpath.cli.options import Actor, Because, Json, actor_name, text
 from towpath.cli.output import as_json, clean
 from towpath.cli.session import connected, run_async
-from towpath.errors import BrokerUnavailable, UsageError
+from towpath.errors import (
+    BrokerUnavailable,
+    SchemaMismatch,
+    SettingsError,
+    StoreUnavailable,
+    TopologyError,
+    UsageError,
+)
 from towpath.store.destinations import addresses_of
+from towpath.store.provenance import ProvenanceStore
 
 app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
 
@@ -65,6 +73,7 @@ def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) ->
             warnings = [
                 line for group in groups for line in await outlived(admin, group, rows_kept_for[group.group])
             ]
+            warnings += await _unused_partitions(admin, wanted)
         return problems, warnings
 
     problems, warnings = run_async(run())
@@ -76,6 +85,37 @@ def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) ->
             print(f"warning: {clean(warning)}")
     if problems:
         raise Stop(SAYS_NO)
+
+
+@app.command()
+def rollover(
+    address: Annotated[str, typer.Argument(help="The topic that partitions were added to.")],
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Place keys by the partitions a topic has now. Without relays, after every group read to the end."""
+    topic, who, why = text(address, "ADDRESS", 200), actor_name(actor), text(reason, "--reason")
+
+    async def run() -> tuple[int | None, int]:
+        async with admin_of_settings() as admin:
+            count = len(await admin.bounds(topic))
+        if not count:
+            raise UsageError("this broker has no partitions")
+        async with connected() as session:
+            store = ProvenanceStore(session.schema)
+            before = await store.roll_over(session.connection, topic, count, actor=who, reason=why)
+        return before, count
+
+    before, count = run_async(run())
+    if json:
+        as_json({"address": topic, "before": before, "partitions": count})
+    elif before is None:
+        print(
+            f"{clean(topic)}: nothing was published there yet; the first relay notes its {count} partitions"
+        )
+    else:
+        print(f"{clean(topic)}: keys are placed by {count} partitions, {before} before")
 
 
 @asynccontextmanager
@@ -90,6 +130,27 @@ async def admin_of_settings() -> AsyncIterator[BrokerAdmin]:
         raise BrokerUnavailable(f"the broker did not answer within {_BROKER_SECONDS} seconds") from error
     finally:
         await admin.aclose()
+
+
+async def _unused_partitions(admin: BrokerAdmin, addresses: Sequence[str]) -> list[str]:
+    """One line for each topic whose keys are placed by fewer or more partitions than there are."""
+    try:
+        async with connected() as session:
+            kept = await ProvenanceStore(session.schema).kept_partitions(session.connection, list(addresses))
+    except (SettingsError, SchemaMismatch, StoreUnavailable) as error:
+        return [f"partitions were not compared with those that keys are placed by: {error}"]
+    lines = []
+    for address, count in sorted(kept.items()):
+        try:
+            found = len(await admin.bounds(address))
+        except TopologyError:
+            continue  # `check` told
+        if found and found != count:
+            lines.append(
+                f"{address} has {found} partitions, keys are placed by {count} to keep their order: "
+                "towpath broker rollover"
+            )
+    return lines
 
 
 async def _topology(

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from towpath.cli import rebasing, republishing
-from towpath.cli.options import Actor, Because, DryRun, Json, Yes
-from towpath.cli.output import age, as_json, table
+from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name, text
+from towpath.cli.output import age, as_json, cell, table
 from towpath.cli.session import connected, run_async
+from towpath.store.provenance import ProvenanceStore
 from towpath.store.statements import load
 
 app = typer.Typer(
@@ -108,6 +109,26 @@ def rebase(
     towpath outbox rebase --to journal --dry-run
     """
     rebasing.act(to=to, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json)
+
+
+@app.command()
+def confirm(reason: Because = "", actor: Actor = None, json: Json = False) -> None:
+    """Say that the relay's broker and database are the right ones: it then notes what it finds."""
+    who, why = actor_name(actor), text(reason, "--reason")
+
+    async def act() -> list[dict[str, object]]:
+        async with connected() as session:
+            return await ProvenanceStore(session.schema).confirm(session.connection, actor=who, reason=why)
+
+    rows = run_async(act())
+    if json:
+        as_json(rows)
+    else:
+        for row in rows:
+            print(
+                f"broker {row['name']}: was {cell(row['cluster'])}, published from {cell(row['home'])}; "
+                "now what the next relay finds"
+            )
 
 
 async def _status() -> dict[str, Any]:

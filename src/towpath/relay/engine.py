@@ -34,6 +34,7 @@ from towpath.relay.mover import Mover
 from towpath.relay.options import RelayOptions
 from towpath.relay.poison import Poison
 from towpath.relay.progress import Shards, boot_time
+from towpath.relay.provenance import Provenance, home_of
 from towpath.relay.publish import Sender
 from towpath.relay.reading import Reading
 from towpath.relay.retention import RETENTION, Clearing
@@ -42,6 +43,7 @@ from towpath.relay.wakeup import Wakeup
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
 from towpath.store.parking import Parking
+from towpath.store.provenance import ProvenanceStore
 from towpath.store.retention import Retention
 from towpath.store.scheduled import ScheduledStore
 from towpath.store.statements import DEFAULT_SCHEMA
@@ -115,7 +117,13 @@ class Relay:
             options,
             hooks,
         )
-        self._sender = Sender(broker.publisher(), options, hooks)
+        provenance = Provenance(
+            Link(database_url, "provenance", LEASES, command_timeout_seconds=_WRITE_SECONDS),
+            ProvenanceStore(schema),
+            options.environment or home_of(database_url),
+            options.broker_number,
+        )
+        self._sender = Sender(broker.publisher(), provenance, options, hooks)
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
         self._poison = Poison(writer, Unpublished(schema), parking, self._shards, hooks)
         self._gates = Gates(writer, parking, self._poison, self._shards, options, hooks)

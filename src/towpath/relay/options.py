@@ -50,6 +50,8 @@ class RelayOptions:
     """Waits while broker or database are away, and between tries of a refused message."""
     journal_every: float = 1.0
     """How old a shard's journal row may become while only the snapshot moves."""
+    environment: str = ""
+    """Where this database is published from; empty: the address in its URL."""
     scheduled_poll: float = 0.5
     """Longest time between two looks for delayed events."""
     moved_rows: int = 1000
@@ -84,5 +86,6 @@ class RelayOptions:
             publish_deadline=settings.publish_deadline.total_seconds(),
             margin=settings.margin.total_seconds(),
             publish_attempts=settings.publish_attempts,
+            environment=settings.environment,
             retention=settings.retention.total_seconds(),
         )

@@ -13,6 +13,7 @@ from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.options import RelayOptions
 from towpath.relay.progress import Batch
+from towpath.relay.provenance import Provenance
 from towpath.store.outbox import DESTINATION, KEY, KIND, PAYLOAD, SHARD, OnPoison, Row
 from towpath.store.parking import Gate
 
@@ -115,17 +116,25 @@ def _policy(row: Row, policies: Mapping[str, OnPoison]) -> OnPoison:
 class Sender:
     """Offers windows to a broker within a deadline; turns every failure into a result."""
 
-    def __init__(self, publisher: Publisher, options: RelayOptions, hooks: RelayHooks) -> None:
+    def __init__(
+        self, publisher: Publisher, provenance: Provenance, options: RelayOptions, hooks: RelayHooks
+    ) -> None:
         self._publisher = publisher
+        self._provenance = provenance
         self._deadline = options.publish_deadline
         self._hooks = hooks
         self._is_started = False
+        publisher.keep_partitions(provenance.keep_partitions)
 
     async def connect(self) -> PublishResult | None:
-        """Open the connection before the first window; a result when that failed."""
+        """Open the connection before the first window and after an outage; a result when that failed.
+
+        Then it is also compared with the broker that this database was published to before.
+        """
         if not self._is_started:
             try:
                 await self._publisher.start()
+                await self._provenance.check(self._publisher)
             except BrokerUnavailable as error:
                 return PublishResult(unavailable=error)
             except ConfigurationError as error:
@@ -144,6 +153,8 @@ class Sender:
             sent.acknowledged = result.acknowledged
             sent.refused = {index: refusal.reason for index, refusal in result.refused.items()}
             problem = result.unavailable or result.configuration
+            if result.unavailable is not None:
+                self._is_started = False
             sent.error = None if problem is None else problem.code
         if indexes is not None:
             result.acknowledged = {indexes[index] for index in result.acknowledged}

@@ -88,6 +88,7 @@ class Rebase:
                     await connection.execute(sql["rebase_scheduled"], xid, snapshot)
                     await connection.execute(sql["rebase_tasks"], xid)
                     await connection.execute(sql["forget_journal"])
+                    await connection.fetch(load("provenance", self._schema)["forget"])
                     await connection.execute(sql["fence"])
                     await connection.execute(sql["begin_journal"], snapshot)
                     audit_id = await DeadLetters(self._schema).begin_audit(

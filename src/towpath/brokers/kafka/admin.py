@@ -96,6 +96,15 @@ class KafkaAdmin:
             if topic not in existing
         ]
 
+    async def cluster(self) -> str | None:
+        """The cluster's id, which no other has. Raises BrokerUnavailable or ConfigurationError."""
+        client = await self._connected()
+        try:
+            found = await client.describe_cluster()
+        except _CLIENT_ERRORS as error:
+            raise translate(error) from error
+        return found.get("cluster_id") or None
+
     async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:
         """First and next offset of each partition, and the first since an instant."""
         numbers = await self._partitions(address)

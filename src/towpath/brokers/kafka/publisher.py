@@ -8,7 +8,7 @@ a refused batch would be followed by an acknowledged one of the same key.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from towpath.brokers.kafka.connection import bury, end_producer, start_producer
 from towpath.brokers.kafka.errors import TOO_LARGE, translate
 from towpath.brokers.kafka.murmur2 import partition_of, positive_hash
 from towpath.brokers.ordering import OrderKey, order_key
-from towpath.brokers.ports import OutboundMessage, PublishResult
+from towpath.brokers.ports import KeepPartitions, OutboundMessage, PublishResult
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused, TopologyError
 
 _UNLIMITED: Final = 1 << 30
@@ -46,6 +46,8 @@ class KafkaPublisher:
         self._config = config
         self._producer: AIOKafkaProducer | None = None
         self._burials: set[asyncio.Task[None]] = set()
+        self._keep: KeepPartitions | None = None
+        self._kept: dict[str, int] = {}
 
     async def start(self) -> None:
         """Connect. Raises BrokerUnavailable or ConfigurationError."""
@@ -54,6 +56,18 @@ class KafkaPublisher:
                 await self._connected()
         except TimeoutError as error:
             raise BrokerUnavailable("Kafka: no answer while connecting") from error
+
+    async def cluster(self) -> str | None:
+        """The cluster's own id."""
+        admin = KafkaAdmin(self._config)
+        try:
+            return await admin.cluster()
+        finally:
+            await admin.aclose()
+
+    def keep_partitions(self, keep: KeepPartitions) -> None:
+        """Place keys by these counts also when partitions are added; messages without a key use all."""
+        self._keep = keep
 
     async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:
         """Publish a window; what is settled when the time is over counts, the rest is unknown."""
@@ -81,6 +95,7 @@ class KafkaPublisher:
         withheld: set[OrderKey] = set()
         sendable = self._within_limits(window, withheld, result)
         partition_counts = await self._partition_counts(producer, window, sendable, result)
+        placing = await self._placing(partition_counts)
         lanes: dict[tuple[str, int], _Lane] = {}
         for index in sendable:
             message = window[index]
@@ -90,7 +105,7 @@ class KafkaPublisher:
             if message.key is None:
                 partition = positive_hash(message.message_id.bytes) % count
             else:
-                partition = partition_of(message.key.encode(), count)
+                partition = partition_of(message.key.encode(), placing[message.address])
             lane = lanes.setdefault((message.address, partition), _Lane(message.address, partition))
             lane.pending.append(index)
         await self._drain(list(lanes.values()), window, withheld, result)
@@ -141,6 +156,14 @@ class KafkaPublisher:
                 "apply), or set the broker option create_topics: true"
             )
         return counts
+
+    async def _placing(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """By how many partitions keys are placed: those kept, unless the topic has fewer by now."""
+        if self._keep is None:
+            return dict(counts)
+        if new := {topic: count for topic, count in counts.items() if topic not in self._kept}:
+            self._kept.update(await self._keep(new))
+        return {topic: min(count, self._kept.get(topic, count)) for topic, count in counts.items()}
 
     async def _existing(self, producer: AIOKafkaProducer, topics: list[str]) -> list[str]:
         """Which of these topics exist, asked in a way that never creates one by accident."""

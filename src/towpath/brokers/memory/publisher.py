@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from towpath.brokers.memory.hub import Hub
 from towpath.brokers.ordering import OrderKey, order_key
-from towpath.brokers.ports import OutboundMessage, PublishResult
+from towpath.brokers.ports import KeepPartitions, OutboundMessage, PublishResult
 from towpath.errors import BrokerUnavailable, MessageRefused, TopologyError
 
 
@@ -20,6 +20,13 @@ class MemoryPublisher:
         """Raises BrokerUnavailable while the hub is made unreachable."""
         if not self._hub.is_available:
             raise BrokerUnavailable("the memory broker is switched off")
+
+    async def cluster(self) -> str | None:
+        """None: it lasts as long as its process."""
+        return None
+
+    def keep_partitions(self, keep: KeepPartitions) -> None:
+        """Nothing: a hub keeps the order of every key."""
 
     async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:  # noqa: ARG002
         """Append the window, in order; a refused message withholds the later ones of its key."""

@@ -85,6 +85,15 @@ class Link:
         return self._ending is None and transport is not None and not transport.connection.is_closed
 
     @property
+    def cluster_name(self) -> str | None:
+        """What the broker calls its cluster; by default after its first node."""
+        transport = self._connection.transport
+        if transport is None:
+            return None
+        name = transport.connection.server_properties.get("cluster_name")
+        return name.decode() if isinstance(name, bytes) else name if isinstance(name, str) else None
+
+    @property
     def frame_max_bytes(self) -> int:
         """The largest frame that was agreed on; all headers of a message must fit into one."""
         transport = self._connection.transport

@@ -13,10 +13,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiormq import exceptions as amqp
 
-from towpath.brokers.ports import OutboundMessage, PublishResult
+from towpath.brokers.ports import KeepPartitions, OutboundMessage, PublishResult
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.confirms import ConfirmChannel
 from towpath.brokers.rabbitmq.connection import Link
@@ -60,6 +61,15 @@ class RabbitPublisher:
             raise BrokerUnavailable("RabbitMQ: the connection broke while it was opened") from error
         except CLIENT_ERRORS as error:
             raise translate(error) from error
+
+    async def cluster(self) -> str | None:
+        """The cluster's name, and the virtual host in it."""
+        await self.start()
+        name = None if self._link is None else self._link.cluster_name
+        return None if name is None else f"{name}{urlsplit(self._config.url).path or '/'}"
+
+    def keep_partitions(self, keep: KeepPartitions) -> None:
+        """Nothing: an exchange has no partitions."""
 
     async def publish(self, window: Sequence[OutboundMessage], *, timeout_seconds: float) -> PublishResult:
         """Publish a window; what is settled when the time is over counts, the rest is unknown."""

@@ -46,6 +46,9 @@ grant select on towpath.task, towpath.task_event to towpath_reader;
 
 -- Catalog rows only of the stage where publishing failed.
 grant select on towpath.outbox, towpath.shard_progress to towpath_relay;
+-- What it publishes to, where nothing is known of it yet.
+grant update (cluster, home) on towpath.broker to towpath_relay;
+grant select, insert, update on towpath.partitioning to towpath_relay;
 -- Clearing the ring, leaf by leaf.
 grant select, delete, truncate on towpath.outbox_0, towpath.outbox_1, towpath.outbox_2, towpath.outbox_3
   to towpath_relay;
@@ -82,3 +85,7 @@ grant insert, update, delete on towpath.key_gate to towpath_operator;
 grant insert on towpath.task_event to towpath_operator;
 grant insert, update on towpath.audit, towpath.group_offset to towpath_operator;
 grant insert, update, delete on towpath.destination to towpath_operator;
+grant update (cluster, home) on towpath.broker to towpath_operator;
+grant update on towpath.partitioning to towpath_operator;
+-- To lock them while no relay may run.
+grant update (lease_until) on towpath.shard_lease to towpath_operator;

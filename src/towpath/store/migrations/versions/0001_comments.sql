@@ -11,6 +11,12 @@ comment on table towpath.broker is 'Brokers that messages are published to; a br
 comment on column towpath.broker.number is 'Position of its shards: shard = number * shards per broker + hash of the key.';
 comment on column towpath.broker.name is 'Name used in settings; "default" is the broker of every destination without a row.';
 
+comment on column towpath.broker.cluster is 'Which cluster it is, as it says itself; a relay that finds another one publishes nothing until a person confirms.';
+comment on column towpath.broker.home is 'Where the database was published from: hosts and name as in the relay''s URL, or its environment. A copy is elsewhere.';
+comment on table towpath.partitioning is 'Partition counts by which keys are placed: those found at first, also when partitions are added, until an operator rolls over.';
+comment on column towpath.partitioning.broker is 'Number of the broker.';
+comment on column towpath.partitioning.address is 'The topic.';
+comment on column towpath.partitioning.partitions is 'Keys are placed as if it had so many.';
 comment on table towpath.destination is 'Where destinations live. One without a row goes to broker 0 at an address of the same name.';
 comment on column towpath.destination.name is 'Name that producers write.';
 comment on column towpath.destination.broker is 'The broker it lives on.';

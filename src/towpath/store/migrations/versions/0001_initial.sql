@@ -33,8 +33,10 @@ insert into towpath.meta values
   ('installation_id', gen_random_uuid()::text);
 
 create table towpath.broker (
-  number smallint primary key check (number between 0 and 63),
-  name   text not null unique
+  number  smallint primary key check (number between 0 and 63),
+  name    text not null unique,
+  cluster text,
+  home    text
 );
 insert into towpath.broker values (0, 'default');
 
@@ -43,6 +45,13 @@ create table towpath.destination (
   broker    smallint not null default 0 references towpath.broker,
   address   text not null check (address ~ '^[A-Za-z0-9._-]{1,200}$'),
   on_poison text not null default 'park' check (on_poison in ('park', 'park_key', 'block'))
+);
+
+create table towpath.partitioning (
+  broker     smallint not null,
+  address    text not null,
+  partitions integer not null check (partitions > 0),
+  primary key (broker, address)
 );
 
 create function towpath.shard(destination text, key text, message_id uuid) returns smallint
