@@ -89,3 +89,21 @@ class WatermarkModel(RuleBasedStateMachine):
 
 
 TestWatermarkModel = WatermarkModel.TestCase
+
+
+def test_what_was_released_and_then_deleted_by_the_broker_does_not_hold_it_back() -> None:
+    """S3, C25: only what is still out is waited for."""
+    watermark = Watermark()
+    for offset in (5, 6, 7, 8):
+        watermark.receive(offset)
+    for offset in (5, 7, 8):
+        watermark.release(offset)
+    watermark.skip_to(8)
+    assert watermark.position == 6
+    assert watermark.acknowledge(6)
+    assert watermark.position == 8
+    watermark.skip_to(20)
+    assert watermark.position == 20
+    assert watermark.receive(20)
+    assert watermark.acknowledge(20)
+    assert watermark.position == 21

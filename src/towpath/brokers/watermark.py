@@ -46,17 +46,22 @@ class Watermark:
         return False
 
     def skip_to(self, offset: int) -> None:
-        """Nothing below `offset` will arrive any more."""
+        """Nothing below `offset` will arrive any more, also what was released there."""
         if self._highest is None or self._highest < offset - 1:
             self._highest = offset - 1
+        for known in self._order:
+            if known >= offset:
+                break
+            if self._states[known] is _State.RELEASED:
+                self._states[known] = _State.SETTLED
+        self._advance()
 
     def acknowledge(self, offset: int) -> bool:
         """Settle an offset. False when it was not outstanding (a repeat, or never received)."""
         if self._states.get(offset) is not _State.OUTSTANDING:
             return False
         self._states[offset] = _State.SETTLED
-        while self._order and self._states[self._order[0]] is _State.SETTLED:
-            del self._states[self._order.popleft()]
+        self._advance()
         return True
 
     def release(self, offset: int) -> bool:
@@ -65,3 +70,7 @@ class Watermark:
             return False
         self._states[offset] = _State.RELEASED
         return True
+
+    def _advance(self) -> None:
+        while self._order and self._states[self._order[0]] is _State.SETTLED:
+            del self._states[self._order.popleft()]

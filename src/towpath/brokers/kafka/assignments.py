@@ -154,20 +154,25 @@ class Assignments:
             self._intake.settle(delivery)
 
     def release(self, deliveries: Iterable[Delivery]) -> dict[TopicPartition, int]:
-        """Hand these back, and what is buffered behind them; returns the offsets to seek back to."""
+        """Hand these back, and what is buffered of their partitions; returns the offsets to seek back to.
+
+        What is buffered may lie before them: it was released and read again, while they were not.
+        """
         targets: dict[TopicPartition, int] = {}
         for delivery in deliveries:
             held = self._current(delivery)
             if held is None or not held.watermark.release(delivery.offset):
                 continue
             self._intake.settle(delivery)
-            for later in self._intake.purge(delivery.partition, delivery.epoch):
-                held.watermark.release(later.offset)
-            if not self._is_revoking and delivery.offset < held.next_offset:
-                held.next_offset = delivery.offset
+            buffered = self._intake.purge(delivery.partition, delivery.epoch)
+            for each in buffered:
+                held.watermark.release(each.offset)
+            first = min([delivery.offset, *(each.offset for each in buffered)])
+            if not self._is_revoking and first < held.next_offset:
+                held.next_offset = first
                 if held.out_of_range_at is not None:
-                    held.out_of_range_at = min(held.out_of_range_at, delivery.offset)
-                targets[held.topic_partition] = delivery.offset
+                    held.out_of_range_at = min(held.out_of_range_at, first)
+                targets[held.topic_partition] = first
         return targets
 
     def committable(self) -> dict[TopicPartition, int]:

@@ -123,8 +123,9 @@ class MemorySubscriber:
             if held.watermark.release(delivery.offset):
                 self._intake.settle(delivery)
                 held.position = min(held.position, delivery.offset)
-                for later in self._intake.purge(delivery.partition, delivery.epoch):
-                    held.watermark.release(later.offset)
+                for buffered in self._intake.purge(delivery.partition, delivery.epoch):
+                    held.watermark.release(buffered.offset)
+                    held.position = min(held.position, buffered.offset)
         self._wakeup.set()
 
     def is_current(self, delivery: Delivery) -> bool:
