@@ -24,6 +24,7 @@ TowpathError
 ├── HandlerStopped           the engine ended a handler before it was done
 │   ├── HandlerTimeout       it ran longer than its own timeout: spends an attempt
 │   └── DeadlinePassed       the task's absolute deadline came: no further attempt
+├── HandlerCancelled         what a handler waited for was cancelled, by nobody's wish: spends an attempt
 ├── TaskNotSucceeded         the task whose result was awaited ended otherwise
 └── DecodeError              bytes that are not what their type says
 ```
@@ -203,6 +204,12 @@ class DeadlinePassed(HandlerStopped):
     """The task's absolute deadline came before it was done."""
 
     code = "handler.deadline_passed"
+
+
+class HandlerCancelled(TowpathError):
+    """The handler raised CancelledError, and nobody had stopped it: what it waited for was cancelled."""
+
+    code = "handler.cancelled"
 
 
 class TaskNotSucceeded(TowpathError):

@@ -210,6 +210,25 @@ class Engine:
         )
         return await self.publish(payload, message_id=id_, body="row")
 
+    async def submit_due(self, payload: object) -> UUID:
+        """An event that waits in the database and is due now."""
+        spec = spec_of(payload)
+        data, content_type = encode(payload)
+        id_: UUID = uuid7()
+        await self.db.execute(
+            "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, held_by,"
+            " due_at, waiting_for, payload, content_type) values ($1, $2, $3, 'event', $4, $5, $5, 'WAITING',"
+            " 'database', towpath.clock(), 'retry', $6, $7)",
+            self.app.name,
+            id_,
+            spec.type,
+            spec.destination,
+            key_of(spec, payload),
+            data,
+            content_type,
+        )
+        return id_
+
     async def row(self, message_id: UUID) -> Any:
         """The task's row, or None."""
         return await self.db.fetchrow(

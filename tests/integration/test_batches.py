@@ -1,5 +1,7 @@
 """Batch handlers: one transaction for many messages, and only the culprit fails."""
 
+from uuid import UUID
+
 import pytest
 from sqlalchemy import text
 
@@ -98,3 +100,34 @@ async def test_a_taken_over_member_drops_out_and_the_others_commit(migrated_url:
                 await office.publish(Note(number))
             await office.is_drained("notes")
         assert sorted(range(5)) == sorted(number for _, number in await effects(office))
+
+
+@pytest.mark.parametrize("is_due_first", [True, False])
+async def test_a_batch_of_messages_from_broker_and_database_gives_back_what_each_took(
+    migrated_url: str, is_due_first: bool
+) -> None:
+    """C17: every broker message is acknowledged, and no slot stays taken by either."""
+    app = depot()
+    seen: list[int] = []
+
+    @app.batch(max_size=2, max_wait="20s")
+    async def sort(batch: Batch[Note], tx: Tx) -> None:
+        seen.append(len(batch))
+
+    async with running(app, migrated_url, concurrency=4) as office:
+
+        async def retry() -> UUID:
+            return await office.submit_due(Note())
+
+        async def arrive() -> UUID:
+            return await office.publish(Note())
+
+        for _ in range(6):
+            first, second = (retry, arrive) if is_due_first else (arrive, retry)
+            ids = [await first()]
+            await office.reaches(ids[0], "RUNNING")
+            ids.append(await second())
+            for message_id in ids:
+                await office.reaches(message_id, "SUCCEEDED")
+        await office.is_drained("notes")
+    assert [2] * 6 == seen

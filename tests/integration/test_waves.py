@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.integration.engine import Note, Posted, bench, depot, until
-from towpath import App, Call
+from towpath import App, Batch, Call, RetryPolicy
 from towpath.store.settles import Settled, SettleStore
 from towpath.store.work import Work
 
@@ -92,21 +92,56 @@ async def test_the_next_handler_does_not_see_what_one_left_in_its_context(migrat
 
 
 async def test_a_task_that_a_handler_cancelled_takes_no_other_message_with_it(migrated_url: str) -> None:
-    """The others of its wave are settled all the same."""
+    """The others of its wave are settled all the same, and it comes again."""
     app = depot()
+    seen: list[int] = []
 
     @app.idempotent()
     async def post(note: Note, call: Call) -> None:
         task = asyncio.current_task()
-        if note.number == 5 and task is not None:
+        seen.append(note.number)
+        if seen.count(5) == 1 and note.number == 5 and task is not None:
             task.cancel()
+
+    async with bench(app, migrated_url) as office:
+        for number in range(10):
+            await office.publish(Note(number))
+        async with office.member():
+            await office.is_drained("notes")
+    assert sorted([*range(10), 5]) == sorted(seen)
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_handler_whose_own_wait_was_cancelled_has_failed(migrated_url: str, is_batch: bool) -> None:
+    """C12: it spends an attempt and ends dead, and nobody beside it notices."""
+    app = depot(retry=RetryPolicy(attempts=2, base="5ms", cap="10ms"))
+
+    async def wait(number: int) -> None:
+        if number == 5:
+            waited_for = asyncio.get_running_loop().create_future()
+            waited_for.cancel()
+            await waited_for
+
+    if is_batch:
+
+        @app.batch(max_size=10, max_wait="50ms")
+        async def sort(batch: Batch[Note]) -> None:
+            for note in batch.payloads:
+                await wait(note.number)
+    else:
+
+        @app.idempotent()
+        async def post(note: Note, call: Call) -> None:
+            await wait(note.number)
 
     async with bench(app, migrated_url) as office:
         ids = [await office.publish(Note(number)) for number in range(10)]
         async with office.member():
             for number, message_id in enumerate(ids):
-                if number != 5:
-                    await office.reaches(message_id, "SUCCEEDED")
+                await office.reaches(message_id, "DEAD" if number == 5 else "SUCCEEDED")
+            await office.is_drained("notes")
+        row = await office.row(ids[5])
+    assert ("handler_cancelled", 2) == (row["reason_code"], row["attempt"])
 
 
 async def test_handlers_that_compute_for_long_let_the_loop_come_round(migrated_url: str) -> None:

@@ -14,6 +14,7 @@ from towpath.consumer.roster import Roster
 from towpath.consumer.running import CANCELLED, Runner, span_of
 from towpath.consumer.runs import Phase, Run
 from towpath.handlers import BatchLimits, Handler
+from towpath.telemetry.tracing import ProcessSpan
 
 
 class Batches:
@@ -49,10 +50,11 @@ class Batches:
         del self._collecting[handler.type]
         if batch:
             self._running.update(batch)
-            self._roster.spawn(list(batch.values()), self._run(handler, list(batch)))
+            span = span_of(next(iter(batch.values())))  # what it emits hangs below its first message
+            self._roster.spawn(list(batch.values()), self._run(handler, list(batch), span))
 
-    async def _run(self, handler: Handler, members: Sequence[Member]) -> None:
-        with span_of(self._running[members[0]]).current:  # what it emits hangs below its first message
+    async def _run(self, handler: Handler, members: Sequence[Member], span: ProcessSpan) -> None:
+        with span.current:
             await self._executor.execute_batch(handler, members, partial(self._became, handler))
 
     def _became(self, handler: Handler, members: Sequence[Member], execution: Execution) -> None:
@@ -61,6 +63,8 @@ class Batches:
         for _, run in present:
             run.withdraw = None
         if isinstance(execution, Committed):
+            for _, run in present:
+                run.phase = Phase.SETTLING  # its task, which may have others to try one by one, is let alone
             self._runner.committed([run for _, run in present], execution.promoted_count)
             return
         for member, run in present:

@@ -358,12 +358,19 @@ class Pump:
             self._hold(run.received, _BUSY_SECONDS)
 
     def ended(self, runs: Sequence[Run]) -> None:
-        """They run no more; one that was handed back makes way, and may come again."""
+        """They run no more; one that was handed back makes way, and may come again.
+
+        One that has no outcome and was not handed back (its handler cancelled the task) is asked for again:
+        the broker takes it to be in good hands.
+        """
         for run in runs:
             self._suspects.ended(run.work.deliveries, run.started_at)
-            if run.received is not None:
-                self._leave_slot(run.received)
-                self._lanes.make_way(run.received)
+            if run.received is None:
+                continue
+            if run.phase is not Phase.HANDED_BACK and self._lanes.is_running(run.received):
+                self._hold(run.received, _BUSY_SECONDS)
+            self._leave_slot(run.received)
+            self._lanes.make_way(run.received)
         self._wake.set()
 
     def _spawn(

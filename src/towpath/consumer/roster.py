@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from towpath.consumer.lanes import Received
-from towpath.consumer.runs import Run
+from towpath.consumer.runs import Run, by_owner
 from towpath.consumer.settling import until_available
 from towpath.store.doubts import DoubtStore
 from towpath.store.settles import Claim, SettleStore
@@ -75,8 +75,8 @@ class Roster:
             awaited = self._runs.pop(run)
             if awaited is not None and not awaited.done():
                 awaited.set_result(None)
-        if ended:
-            ended[0].owner.ended(ended)
+        for owner, own in by_owner(ended):
+            owner.ended(own)
 
     def cancel(self, task_id: UUID) -> None:
         """Somebody wants this task CANCELLED; a handler that settles already is left alone."""

@@ -15,7 +15,7 @@ from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
 from towpath.consumer.policy import End, Wait, decide
 from towpath.consumer.reporting import Report
-from towpath.consumer.runs import Phase, Run
+from towpath.consumer.runs import Phase, Run, by_owner
 from towpath.consumer.settling import GroupCommit, Success, until_available
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import DecodeError
@@ -175,7 +175,7 @@ class Runner:
                 await self.conclude(run, Dropped())
 
     def committed(self, runs: Sequence[Run], promoted_count: int) -> None:
-        """Successes of one owner that a handler's transaction has settled."""
+        """Successes that a handler's transaction has settled."""
         if promoted_count:
             self._wake_due_after(0.0)
         self._have_succeeded(runs)
@@ -187,8 +187,8 @@ class Runner:
             self._report.ended(run.work, span, TaskState.SUCCEEDED, None)
             span.end()
         self._report.settled(runs, "succeeded", None)
-        if runs:
-            runs[0].owner.settled(runs)
+        for owner, own in by_owner(runs):
+            owner.settled(own)
 
     def may_acknowledge(self, work: Work, standing: Standing) -> bool:
         """Whether a message that was not won or lost its token needs no more of this member."""

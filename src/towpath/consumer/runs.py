@@ -1,7 +1,7 @@
 """One attempt of this worker at a message, from its claim to its durable outcome."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -83,3 +83,11 @@ class Run:
             self.withdraw(self)
         elif self.began_at and self.task is not None:  # else the task is with another message of the wave
             self.task.cancel()
+
+
+def by_owner(runs: Iterable[Run]) -> Iterator[tuple[Owner, list[Run]]]:
+    """Each owner with its own: a batch holds messages from the broker beside some from the database."""
+    found: dict[Owner, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.owner, []).append(run)
+    yield from found.items()

@@ -11,6 +11,7 @@ from towpath.errors import (
     ConfigurationError,
     DeadlinePassed,
     DecodeError,
+    HandlerCancelled,
     HandlerTimeout,
     PayloadTooLarge,
     StoreUnavailable,
@@ -164,6 +165,8 @@ def _stopped(error: BaseException) -> Verdict | None:
         return Verdict("dead", "deadline_passed")
     if isinstance(error, HandlerTimeout):
         return Verdict("retry", "handler_timeout")
+    if isinstance(error, HandlerCancelled):
+        return Verdict("retry", "handler_cancelled")
     if isinstance(error, asyncio.CancelledError):
         return Verdict("retry", "cancelled", is_free=True)
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from towpath.app import App
 from towpath.consumer.effects.threads import in_thread
 from towpath.context import Attempt
-from towpath.errors import DeadlinePassed, HandlerTimeout
+from towpath.errors import DeadlinePassed, HandlerCancelled, HandlerTimeout
 from towpath.handlers import Handler
 from towpath.messages import Message, decode
 from towpath.store.work import Work, envelope_of
@@ -28,7 +28,7 @@ class Caller:
     ) -> object:
         """The handler inside its middleware, stopped by its timeout or the task's deadline.
 
-        Raises what the handler raises, HandlerTimeout or DeadlinePassed.
+        Raises what the handler raises, HandlerTimeout, DeadlinePassed or HandlerCancelled.
         """
         injected = self.resources_of(handler.resources)
         innermost: Callable[[], Awaitable[object]] = partial(handler.function, argument, *context, **injected)
@@ -43,11 +43,22 @@ class Caller:
         run = innermost
         for middleware in reversed(self._app.middlewares):
             run = _wrapped(middleware, attempt, run)
-        return await bounded(handler, run, seconds_left(work))
+        try:
+            return await bounded(handler, run, seconds_left(work))
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            raise HandlerCancelled(f"{handler.name}: what it waited for was cancelled") from error
 
     def resources_of(self, wanted: Mapping[str, type]) -> dict[str, object]:
         """Keyword arguments for the parameters that ask for a resource."""
         return {name: self._resources[cls] for name, cls in wanted.items()}
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody wants the current task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def bounded(
