@@ -3,6 +3,11 @@
 import os
 
 import pytest
+from hypothesis import settings
+
+# A deadline for one example measures the machine, not the code.
+settings.register_profile("towpath", settings.default, deadline=None)
+settings.load_profile("towpath")
 
 pytest_plugins = [
     "tests.fixtures.fix_postgres",

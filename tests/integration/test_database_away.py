@@ -165,6 +165,31 @@ async def test_shutdown_ends_in_time_with_the_database_away(
         await postgres_proxy.restore()
 
 
+async def test_a_lease_that_lapses_behind_a_frozen_link_ends_what_runs_under_it(
+    migrated_url: str, far_url: str, postgres_proxy: TcpProxy
+) -> None:
+    """C8, C13: the worker knows by its own clock, however long the link stays frozen."""
+    app, started, cancelled = depot(), asyncio.Event(), asyncio.Event()
+
+    @app.idempotent()
+    async def sort(parcel: Posted, call: Call) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with bench(app, migrated_url, **SHORT) as engine, engine.member(url=far_url):
+        for _ in range(2):  # connections that lie idle, and one that beats
+            await engine.publish(Posted("a"))
+        await started.wait()
+        await postgres_proxy.hang()
+        async with asyncio.timeout(20):
+            await cancelled.wait()
+        await postgres_proxy.restore()
+
+
 async def test_a_member_started_without_a_database_waits_for_it_and_can_be_stopped(
     migrated_url: str, far_url: str, postgres_proxy: TcpProxy
 ) -> None:

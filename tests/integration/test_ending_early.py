@@ -362,9 +362,9 @@ async def test_a_task_that_runs_many_leases_long_runs_once(migrated_url: str) ->
         calls.append(1)
         for step in range(20):
             await call.progress(step / 20, step=f"s{step}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
 
-    short = {"lease": timedelta(milliseconds=100), "beat_every": timedelta(milliseconds=20)}
+    short = {"lease": timedelta(milliseconds=800), "beat_every": timedelta(milliseconds=80)}
     async with bench(app, migrated_url, **short) as engine, engine.member(), engine.member():
         id_ = await engine.publish(Posted("a"))
         await until(lambda: _has_progress(engine, id_))

@@ -33,7 +33,7 @@ from towpath.settings import WorkerSettings
 from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.census import CensusStore
 from towpath.store.claims import ClaimStore
-from towpath.store.database import Database
+from towpath.store.database import Database, within
 from towpath.store.doubts import DoubtStore
 from towpath.store.offsets import OffsetStore
 from towpath.store.reaping import ReapStore
@@ -244,12 +244,14 @@ class Member:
         self._pump.release()
         await self._roster.finish(patience_seconds)
 
+    async def _take_leave(self) -> None:
+        await self._workers.leave()
+        await self._bookmarks.note()
+
     async def _abandon(self) -> None:
         """Nothing of this worker runs on; its lease ends now if the database can be told."""
         await self._roster.cancel_all()
         try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await self._workers.leave()
-                await self._bookmarks.note()
+            await within(GRACE_SECONDS, self._take_leave())
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("worker.store_unavailable", group=self._group, error=str(error))

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from towpath.consumer.settling import until_available
 from towpath.errors import LeaseLost, StoreUnavailable
+from towpath.store.database import within
 from towpath.store.work import Work
 from towpath.store.workers import WorkerStore
 
@@ -46,12 +47,10 @@ class Membership:
             await asyncio.sleep(self._beat_seconds)
             asked_at = _boot_seconds()
             try:
-                async with asyncio.timeout(self._beat_seconds):
-                    await self._store.beat()
+                await within(self._beat_seconds, self._store.beat())
                 renewed_at = asked_at
                 self._on_progress("database")
-                async with asyncio.timeout(self._beat_seconds):
-                    await self._exchange()
+                await within(self._beat_seconds, self._exchange())
             except (StoreUnavailable, TimeoutError) as error:
                 if _boot_seconds() - renewed_at > self._lease_seconds:
                     raise LeaseLost("the database was away for longer than the worker's lease") from error

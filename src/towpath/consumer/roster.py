@@ -9,6 +9,7 @@ from uuid import UUID
 from towpath.consumer.lanes import Received
 from towpath.consumer.runs import Run, by_owner
 from towpath.consumer.settling import until_available
+from towpath.store.database import within
 from towpath.store.doubts import DoubtStore
 from towpath.store.settles import Claim, SettleStore
 from towpath.store.work import Work
@@ -113,8 +114,7 @@ class Roster:
     async def _tell(self, works: Sequence[Work]) -> None:
         claims = {(work.id, work.token) for work in works if work.token is not None}
         try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await until_available(lambda: self._give_up(claims))
+            await within(GRACE_SECONDS, until_available(lambda: self._give_up(claims)))
         except TimeoutError:
             log.warning("worker.store_unavailable", group=self._group, error="no answer to a hand-back")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from sqlalchemy import Engine, create_engine
@@ -15,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from towpath.errors import MissingExtra, StoreUnavailable
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
+
+T = TypeVar("T")
 
 SPARE_SESSIONS: Final = 10
 """Beside those of transactional handlers: for batches, and for calls that end in a transaction."""
@@ -61,6 +64,23 @@ def store_errors() -> Iterator[None]:
         if is_unavailable(error):
             raise StoreUnavailable(f"the database is unavailable: {error}") from error
         raise
+
+
+async def within(seconds: float, act: Coroutine[Any, Any, T]) -> T:
+    """Its result, or TimeoutError after that time for certain.
+
+    asyncpg does not give a cancelled statement's connection back before the server has answered the cancel
+    request, so on a frozen link `asyncio.timeout` around one waits for ever: here it is left behind.
+    """
+    task = asyncio.create_task(act)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else may ask
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 class Database:
