@@ -221,6 +221,20 @@ async def test_headers_no_message_can_be_made_of_reach_the_catalog(
     assert row["reason_code"] == "malformed_header"
 
 
+async def test_a_copy_that_names_no_dead_letter_stops_nobody(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """R8, X6: any producer may write one by hand; that it cannot be noted anywhere is not a reason to end."""
+    broker = RecordingBroker()
+    broker.refuse = lambda message: MessageRefused("too_large") if message.payload == b"bad" else None
+    for headers in ('{"not": "pairs"}', json.dumps([["towpath-dead-letter", "9" * 30]])):
+        await emit(db, "k", b"bad", kind="copy", headers=headers)
+    await emit(db, "k", b"good")
+    async with relaying(migrated_url, broker) as relay:
+        await eventually(lambda: broker.payloads == [b"good"])
+        assert relay.status().put_aside_count == 2
+
+
 async def test_progress_moves_only_behind_acknowledged_messages(
     db: "asyncpg.Connection[Any]", migrated_url: str
 ) -> None:

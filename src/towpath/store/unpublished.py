@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
 from towpath.brokers.ports import OutboundMessage
-from towpath.errors import MessageRefused
+from towpath.errors import DecodeError, MessageRefused
 from towpath.failures.text import class_name, describe, fingerprint, redact
-from towpath.messages.headers import TRACEPARENT, load_headers
+from towpath.messages.headers import TRACEPARENT, Headers, load_headers
 from towpath.store.outbox import CONTENT_TYPE, DESTINATION, HEADERS, KIND, SHARD, Row
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
-_DEAD_LETTER_HEADER = "towpath-dead-letter"
+_DEAD_LETTER_HEADER: Final = "towpath-dead-letter"
+_MAX_ID: Final = 2**63 - 1
 
 
 class Unpublished:
@@ -58,7 +60,10 @@ class Unpublished:
         )
 
     async def mark_copy(self, connection: asyncpg.Connection[Any], row: Row, refusal: MessageRefused) -> None:
-        """Note on a dead letter that its copy could not be published."""
-        for name, value in load_headers(row[HEADERS]):
-            if name == _DEAD_LETTER_HEADER and value.isdigit():
+        """Note on a dead letter that its copy could not be published; a copy made by hand may name none."""
+        headers: Headers = ()
+        with contextlib.suppress(DecodeError):
+            headers = load_headers(row[HEADERS])
+        for name, value in headers:
+            if name == _DEAD_LETTER_HEADER and value.isdigit() and int(value) <= _MAX_ID:
                 await connection.execute(self._sql["mark_copy"], int(value), describe(refusal))
