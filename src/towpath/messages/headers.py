@@ -127,11 +127,12 @@ def load_headers(text: str | None) -> Headers:
 
 
 def _load_slowly(text: str) -> list[tuple[str, str | dict[str, str]]]:
-    """What only the lenient parser reads: names with escaped lone surrogates."""
+    """What only the lenient parser reads: names with lone surrogates, kept escaped for the wire."""
     try:
-        return msgspec.convert(json.loads(text), list[tuple[str, str | dict[str, str]]])
+        pairs = msgspec.convert(json.loads(text), list[tuple[str, str | dict[str, str]]])
     except (ValueError, RecursionError) as error:
         raise DecodeError("malformed_header", f"not a JSON array of name and value: {error}") from error
+    return [(name.encode(errors="backslashreplace").decode(), value) for name, value in pairs]
 
 
 def _value_from_json(value: str | dict[str, str]) -> bytes:
