@@ -166,6 +166,17 @@ async def test_only_what_was_published_and_nobody_decided_about_is_meant(db: Db,
     assert plan.counts == {("held", "order.placed"): 1, ("orders", "order.placed"): 1}
 
 
+async def test_headers_that_postgres_cannot_show_are_in_nobodys_way(db: Db, migrated_url: str) -> None:
+    """X6: JSON may hold a NUL that no text can; a producer wrote it by hand."""
+    await emit(db, "k", b"x", headers='[["trace", "\\u0000"]]')
+    broker = RecordingBroker()
+    async with relaying(migrated_url, broker):
+        await until(db, SENT, 0)
+        assert (await again(db)).done == 1
+        await eventually(lambda: len(broker.arrivals) == 2)
+    assert [("trace", b"\0") in each.message.headers for each in broker.arrivals] == [True, True]
+
+
 async def test_filters_limit_and_rate_are_kept_and_a_dry_run_changes_nothing(
     db: Db, towpath: Run, migrated_url: str
 ) -> None:
