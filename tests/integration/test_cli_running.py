@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from towpath.cli.exits import Stop
+from towpath.cli.health import check
 from towpath.testing.services.ports import ReservedPort
 
 GROUP = """
@@ -104,6 +107,8 @@ def test_a_service_says_how_it_is_to_probes_and_to_prometheus(
         "TOWPATH_DATABASE_URL": migrated_url,
         "TOWPATH_BROKER_URL": "memory://bells",
         f"TOWPATH_{noun.upper()}__HEALTH_HOST": "0.0.0.0",
+        "http_proxy": "http://127.0.0.1:1",
+        "no_proxy": "",
         f"TOWPATH_{noun.upper()}__HEALTH_PORT": str(port.number),
     }
 
@@ -190,3 +195,14 @@ def _handles_sigterm(pid: int) -> bool:
         if line.startswith("SigCgt")
     ]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("::", "[::1]"), ("::1", "[::1]"), ("[::1]", "[::1]"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_a_probe_asks_where_the_process_listens(host: str, asked: str) -> None:
+    """O5: an IPv6 address too."""
+    port = ReservedPort()
+    with pytest.raises(Stop, match=re.escape(f"no relay answers at http://{asked}:{port.number}/livez")):
+        check("relay", host, port.number, is_live=True, is_json=False)
+    port.release()

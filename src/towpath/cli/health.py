@@ -4,7 +4,7 @@ import json
 from http.client import HTTPException
 from typing import Annotated, Any, Final, TypeAlias
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import typer
 
@@ -15,7 +15,7 @@ Live: TypeAlias = Annotated[
     bool, typer.Option("--live", help="Ask only whether its loops progress, as a restart probe should.")
 ]
 _SECONDS: Final = 5
-_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104  not bound here
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not bound here
 
 
 def check(noun: str, host: str, port: int, *, is_live: bool, is_json: bool) -> None:
@@ -23,7 +23,9 @@ def check(noun: str, host: str, port: int, *, is_live: bool, is_json: bool) -> N
     if not port:
         variable = f"TOWPATH_{noun.upper()}__HEALTH_PORT"
         raise Stop(USAGE, f"there is no health port to ask: set {variable}, here and for the process")
-    url = f"http://{_EVERYWHERE.get(host, host)}:{port}/{'livez' if is_live else 'readyz'}"
+    bare = host.strip("[]")
+    bare = _EVERYWHERE.get(bare, bare)
+    url = f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/{'livez' if is_live else 'readyz'}"
     try:
         facts = _ask(url)
         is_ok = bool(facts["ok"])
@@ -40,7 +42,7 @@ def check(noun: str, host: str, port: int, *, is_live: bool, is_json: bool) -> N
 
 def _ask(url: str) -> dict[str, Any]:
     try:
-        with urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310  the scheme is ours
+        with build_opener(ProxyHandler({})).open(url, timeout=_SECONDS) as answer:  # it is on this machine
             text = answer.read()
     except HTTPError as error:
         if error.code != 503:
