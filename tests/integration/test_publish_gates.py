@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import asyncpg
+import pytest
+from asyncpg.transaction import Transaction
 
 from tests.integration.relaying import FAST, RecordingBroker, emit, eventually, relaying
 from towpath.brokers.ports import OutboundMessage
@@ -310,3 +312,58 @@ async def test_a_relay_that_loses_its_lease_meanwhile_releases_nothing(
         await until(db, GATES, 0)
     await thief.close()
     assert broker.of_key("k") == [b"0", b"1", b"2", b"1", b"2"]
+
+
+async def test_a_gate_whose_commit_was_not_answered_holds_all_the_same(
+    db: "asyncpg.Connection[Any]", migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8, R23: closing and removing it; by then the broker would take the message."""
+    await policy(db, "park_key")
+    broker = Sick(b"1")
+    for number in range(4):
+        await emit(db, "k", b"%d" % number)
+    answered, lost = Transaction.commit, [False, False]
+
+    async def lose(self: Transaction) -> None:
+        await answered(self)
+        gates = await db.fetchval(GATES)
+        if not lost[gates == 0]:
+            lost[gates == 0] = True
+            broker.poison.clear()
+            raise ConnectionResetError("the answer was lost")
+
+    monkeypatch.setattr(Transaction, "commit", lose)
+    async with relaying(migrated_url, broker) as relay:
+        await until(db, PARKED, 2)
+        assert broker.of_key("k") == [b"0"]
+        monkeypatch.setattr(Transaction, "commit", answered)
+        assert await decide(db) == 1
+        monkeypatch.setattr(Transaction, "commit", lose)
+        await until(db, GATES, 0)
+        await eventually(lambda: relay.status().gate_count == 0)
+    assert broker.of_key("k") == [b"0", b"1", b"2", b"3"]
+    assert lost == [True, True]
+
+
+async def test_a_shard_that_was_opened_without_an_answer_goes_on(
+    db: "asyncpg.Connection[Any]", migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: the relay looks whether the gate that it removed is gone."""
+    await policy(db, "block")
+    broker = Sick(b"1")
+    await emit(db, None, b"1")
+    async with relaying(migrated_url, broker) as relay:
+        await eventually(lambda: relay.status().blocked_shards != [])
+        answered = Transaction.commit
+
+        async def lose(self: Transaction) -> None:
+            await answered(self)
+            if not await db.fetchval(GATES):
+                monkeypatch.setattr(Transaction, "commit", answered)
+                raise ConnectionResetError("the answer was lost")
+
+        broker.poison.clear()
+        await decide(db)
+        monkeypatch.setattr(Transaction, "commit", lose)
+        await eventually(lambda: relay.status().blocked_shards == [])
+        assert Transaction.commit is answered

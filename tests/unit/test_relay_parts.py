@@ -291,6 +291,16 @@ def test_of_two_hopeless_messages_the_second_is_not_decided_where_the_first_make
     assert given_up == {"park": [0, 1, 2, 3], "park_key": [0, 2, 3], "block": [0, 3]}
 
 
+def test_a_message_that_blocks_its_shard_is_given_up_only_when_nothing_before_it_waits() -> None:
+    """R8: else it is read again with what waits, and once discarded it would block the shard again."""
+    shards = loaded(0)
+    read = batch([row(1, key="l"), row(2)], Progress(S1, S2), shards)
+    result = PublishResult(set(), {0: MessageRefused("nacked"), 1: MessageRefused("too_large")})
+    assert judged(read, result, shards, 3, orders="block").left == {0: [0, 1]}
+    alone = judged(read, PublishResult({0}, {1: MessageRefused("too_large")}), shards, 3, orders="block")
+    assert ([each.index for each in alone.refused], alone.left) == ([1], {})
+
+
 def test_nothing_waits_for_a_tasks_message_a_copy_or_without_a_key() -> None:
     """R8, D7: there would be no dead letter to decide about, or no key to hold."""
     shards = loaded(0)

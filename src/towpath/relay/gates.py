@@ -102,9 +102,13 @@ class Gates:
         options = self._options
         with link_errors():
             connection = await self._journal.connection()
+            found = await self._parking.state(connection, numbers, server)
             self.count = await self._parking.count(connection, numbers)
             self._released = await self._parking.released(connection, numbers, server, limit=_GATES)
             if not self._released:
+                for shard in shards:  # of what changed them the answer may have been lost
+                    if shard in self._shards and shard.number in found:
+                        self._shards.gate(shard.number, found[shard.number])
                 self._hooks.gates(self.count, blocked)
                 return None
             rows = await self._parking.behind(
@@ -166,7 +170,7 @@ class Gates:
             if settled:
                 await self._parking.unpark(connection, settled)
             removed = await self._parking.remove(connection, gates)
-            state = (await self._parking.state(connection, [number]))[number]
+            state = (await self._parking.state(connection, [number], server))[number]
         self._shards.gate(number, state)
         for row in settled:
             self._tries.pop(row[ID], None)

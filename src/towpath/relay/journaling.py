@@ -160,10 +160,10 @@ class JournalWriter:
             try:
                 appended = await self.append(connection, entry, server)
                 yield None if appended.seq is None else connection
+                await transaction.commit()
             except BaseException:
                 self.drop_connection()  # rolls back, whatever state the connection is in
                 raise
-            await transaction.commit()
         self.appended([shard], {shard.number: done}, appended)
 
     def drop(self, lost: Sequence[Shard]) -> None:

@@ -58,6 +58,7 @@ class Poison:
                 )
             except StoreUnavailable as error:
                 self._hooks.store_unavailable(error, 0.0)
+                self._shards.doubt_gates(number)
                 verdicts.give_back(number, [*parked[number], *(each.index for each in refused[number])])
                 continue
             if state is not None:
@@ -94,7 +95,7 @@ class Poison:
                     await self._parking.close(connection, batch.rows[given_up.index], given_up.policy)
             if behind:
                 await self._parking.park(connection, behind)
-            return (await self._parking.state(connection, [number]))[number]
+            return (await self._parking.state(connection, [number], server))[number]
 
     async def bury(self, connection: asyncpg.Connection[Any], batch: Batch, given_up: GivenUp) -> None:
         """Put one message where it belongs, in the transaction that is open."""

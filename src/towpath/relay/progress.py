@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from towpath.brokers.ports import OutboundMessage
 from towpath.errors import MessageRefused
@@ -187,6 +187,12 @@ class Shards:
             shard.stamp = self._stamp()
             self.changed.set()
         shard.gated = gated
+
+    def doubt_gates(self, number: int) -> None:
+        """What would have closed a gate was not answered: look before anything of the shard is sent."""
+        shard = self._shards.get(number)
+        if shard is not None:
+            shard.gated = replace(shard.gated, has_gates=True)
 
     def readable(self, now: float) -> list[Shard]:
         """Shards whose next rows may be read: loaded, nothing held back, neither blocked nor leaving."""

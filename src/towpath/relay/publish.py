@@ -73,7 +73,8 @@ def judge(
 
     A copy of a dead letter that meets a configuration failure counts as refused: copies must not
     hold up events. Where a given-up message makes others wait, later ones of the batch are not
-    given up as well but left: they are parked, or stay unread, from then on.
+    given up as well but left: they are parked, or stay unread, from then on. One that blocks its
+    shard is given up when nothing before it is left: it would be read again with that.
     """
     verdicts = Verdicts()
     refused = {**result.refused, **batch.refused}
@@ -94,8 +95,9 @@ def judge(
             refusal = MessageRefused("configuration", str(result.configuration))
         if refusal is not None and number not in waiting and lane not in waiting:
             tries = tries_of(row)
-            if tries >= attempts or refusal.reason in _HOPELESS:
-                policy = _policy(row, policies)
+            policy = _policy(row, policies)
+            is_over = tries >= attempts or refusal.reason in _HOPELESS
+            if is_over and not (policy == "block" and number in verdicts.left):
                 verdicts.refused.append(GivenUp(index, refusal, tries, policy))
                 if policy != "park":
                     waiting.add(number if policy == "block" else lane)

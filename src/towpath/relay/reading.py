@@ -169,6 +169,6 @@ class Reading:
         missing = sorted(set(numbers) - set(progress))
         if missing:
             raise SchemaMismatch(f"the journal has no row for the shards {missing}: it was edited by hand")
-        _, now = await self._store.server()
+        server, now = await self._store.server()
         check_not_ahead(list(progress.values()), now)
-        self._shards.loaded(progress, await self._parking.state(connection, numbers))
+        self._shards.loaded(progress, await self._parking.state(connection, numbers, server))

@@ -54,9 +54,11 @@ class Parking:
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self._sql = load("parking", schema)
 
-    async def state(self, connection: asyncpg.Connection[Any], shards: Sequence[int]) -> dict[int, Gated]:
-        """What gates the shards have."""
-        rows = await connection.fetch(self._sql["state"], shards)
+    async def state(
+        self, connection: asyncpg.Connection[Any], shards: Sequence[int], server: Server
+    ) -> dict[int, Gated]:
+        """What gates the shards have; nothing where the connection leads to another server."""
+        rows = await connection.fetch(self._sql["state"], shards, server.started_at)
         return {row["shard"]: Gated(row["has_gates"], row["is_blocked"]) for row in rows}
 
     async def gates_of(

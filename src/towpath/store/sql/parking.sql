@@ -2,10 +2,11 @@
 -- so that only the owner of a shard closes, fills and removes its gates; operators only mark them as released.
 
 -- name: state
--- Of shards $1: whether there are gates, and whether one blocks the shard. Indexes: of publish_gate by shard.
+-- Of shards $1: whether there are gates, and whether one blocks the shard; none on another server than the one with
+-- start time $2. Indexes: of publish_gate by shard.
 select s.shard, exists (select from towpath.publish_gate g where g.shard = s.shard) as has_gates,
        exists (select from towpath.publish_gate g where g.shard = s.shard and g.policy = 'block') as is_blocked
-from unnest($1::smallint[]) s(shard)
+from unnest($1::smallint[]) s(shard) where pg_postmaster_start_time()::text = $2
 
 -- name: gates_of
 -- The gates that some rows wait behind: shard $1, destination $2, key $3, element by element. Asked of the server with
