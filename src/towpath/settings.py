@@ -139,6 +139,8 @@ class RelaySettings(_Section):
     """Tries of a message that the broker refuses."""
     environment: str = ""
     """Name of where this database is published from, instead of its address; a copy has another."""
+    canaries: bool = True
+    """Whether a small message per shard and minute proves delivery, to `towpath.canary`."""
     retention: Duration = timedelta(hours=6)
     """Time that sent rows stay in the outbox at least."""
     health_host: str = "127.0.0.1"

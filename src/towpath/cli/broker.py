@@ -25,6 +25,7 @@ from towpath.errors import (
     TopologyError,
     UsageError,
 )
+from towpath.messages.limits import CANARY
 from towpath.store.destinations import addresses_of
 from towpath.store.provenance import ProvenanceStore
 
@@ -173,5 +174,6 @@ async def _topology(
                 mapped = await addresses_of(session.connection, group.destinations, session.schema)
                 rows_kept_for[group.name] = parse_duration(group.retention)
                 groups.append(GroupTopology(group.name, tuple(sorted(mapped.values()))))
-    own = {text(address, "--address", 200) for address in addresses or ()}
+    own = {CANARY} if settings.load().relay.canaries else set()
+    own |= {text(address, "--address", 200) for address in addresses or ()}
     return sorted(own.union(*(group.addresses for group in groups))), groups, rows_kept_for

@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 
 _COUNTED = 10_000
+_UNPROVED = 300.0
+"""Seconds; as in the alert."""
 
 
 @app.command()
@@ -34,6 +36,11 @@ def status(
     unowned = [shard["shard"] for shard in report["shards"] if not shard["is_owned"]]
     if unowned:
         print(f"{len(unowned)} of {len(report['shards'])} shards have no owner: is a relay running?")
+    unproved = [
+        shard["shard"] for shard in report["shards"] if (shard["canary_age_seconds"] or 0) > _UNPROVED
+    ]
+    if unproved:
+        print(f"shards {unproved} have had no canary confirmed for five minutes: see TowpathCanaryMissing")
     blocked = [shard["shard"] for shard in report["shards"] if shard["is_blocked"]]
     look = "towpath dlq list --stage publish"
     if report["keys_parked"]:

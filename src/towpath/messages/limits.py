@@ -21,6 +21,9 @@ from uuid import UUID
 
 from towpath.errors import InvalidMessage
 
+CANARY: Final = "towpath.canary"
+"""Destination and type of the relays' own messages that prove delivery; nobody has to read them."""
+
 TYPE_LIMIT: Final = 200
 DESTINATION_LIMIT: Final = 200
 GROUP_LIMIT: Final = 100

@@ -11,6 +11,7 @@ from towpath.brokers.ports import PublishResult
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.relay.away import Away
+from towpath.relay.canary import Canaries
 from towpath.relay.gates import Gates
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
@@ -38,6 +39,7 @@ class Dispatch:
         journal: JournalWriter,
         poison: Poison,
         gates: Gates,
+        canaries: Canaries,
         shards: Shards,
         away: Away,
         options: RelayOptions,
@@ -48,6 +50,7 @@ class Dispatch:
         self._journal = journal
         self._poison = poison
         self._gates = gates
+        self._canaries = canaries
         self._shards = shards
         self._away = away
         self._options = options
@@ -116,6 +119,7 @@ class Dispatch:
         result = problem or await self._sender.send(current)
         crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
         self.published_count += len(result.acknowledged)
+        self._canaries.published(current, result.acknowledged)
         await self._settle(current, result)
 
     async def _find_parked(self, batch: Batch) -> bool:

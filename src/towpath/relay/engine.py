@@ -24,6 +24,7 @@ from towpath.brokers.ports import Broker
 from towpath.errors import ConfigurationError, StoreUnavailable
 from towpath.failures import describe
 from towpath.relay.away import Away
+from towpath.relay.canary import Canaries
 from towpath.relay.dispatch import Dispatch
 from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
@@ -40,6 +41,7 @@ from towpath.relay.reading import Reading
 from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
 from towpath.relay.wakeup import Wakeup
+from towpath.store.canary import CanaryStore
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
 from towpath.store.parking import Parking
@@ -127,12 +129,20 @@ class Relay:
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
         self._poison = Poison(writer, Unpublished(schema), parking, self._shards, hooks)
         self._gates = Gates(writer, parking, self._poison, self._shards, options, hooks)
+        self._canaries = Canaries(
+            Link(database_url, "canaries", LEASES, command_timeout_seconds=_WRITE_SECONDS),
+            CanaryStore(schema),
+            self._shards,
+            options,
+            hooks,
+        )
         self._dispatch = Dispatch(
             self._reading,
             self._sender,
             writer,
             self._poison,
             self._gates,
+            self._canaries,
             self._shards,
             self._away,
             options,
@@ -166,6 +176,7 @@ class Relay:
                     tasks.create_task(self._reading.run(), name="reading"),
                     tasks.create_task(self._clearing.run(), name="clearing"),
                     tasks.create_task(self._mover.run(), name="moving"),
+                    tasks.create_task(self._canaries.run(), name="canaries"),
                     tasks.create_task(self._wakeup.run(), name="wakeup"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
@@ -194,6 +205,7 @@ class Relay:
         self._journal_link.drop()
         self._clearing.close()
         self._mover.close()
+        self._canaries.close()
         self._wakeup.close()
         self._heartbeat.close()  # a beat may have been cut short
         with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire

@@ -148,6 +148,14 @@ class RelayHooks:
             closed_again=closed_again,
         )
 
+    def canary(self, seconds: float) -> None:
+        """Time since delivery was last proved for every shard."""
+        self._telemetry.set(names.CANARY_AGE, seconds)
+
+    def canary_missing(self, shard: int, message_id: UUID) -> None:
+        """A canary was never confirmed; another one is tried."""
+        log.error("relay.canary_missing", relay=self._relay, shard=shard, message_id=message_id)
+
     def ring(self, free: int, blocked: int) -> None:
         """A look at the outbox ring."""
         self._telemetry.set(names.OUTBOX_SLOTS_FREE, free)

@@ -15,6 +15,7 @@ SHARDS_PER_BROKER: Final = 16
 """As in the schema's `shards_per_broker()`; fixed at installation."""
 
 
+CANARY_EVERY_SECONDS: Final = 60.0
 BACKOFF: Final = RetryPolicy(base="100ms", cap="3s")
 
 
@@ -52,6 +53,8 @@ class RelayOptions:
     """How old a shard's journal row may become while only the snapshot moves."""
     environment: str = ""
     """Where this database is published from; empty: the address in its URL."""
+    canary_every: float = 0.0
+    """Interval of canaries; 0 is none."""
     scheduled_poll: float = 0.5
     """Longest time between two looks for delayed events."""
     moved_rows: int = 1000
@@ -87,5 +90,6 @@ class RelayOptions:
             margin=settings.margin.total_seconds(),
             publish_attempts=settings.publish_attempts,
             environment=settings.environment,
+            canary_every=CANARY_EVERY_SECONDS if settings.canaries else 0.0,
             retention=settings.retention.total_seconds(),
         )

@@ -9,11 +9,12 @@ from typing import Final
 
 from towpath.brokers.ordering import order_key
 from towpath.brokers.ports import OutboundMessage, Publisher, PublishResult
-from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
+from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused, TopologyError
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.options import RelayOptions
 from towpath.relay.progress import Batch
 from towpath.relay.provenance import Provenance
+from towpath.store.canary import is_canary
 from towpath.store.outbox import DESTINATION, KEY, KIND, PAYLOAD, SHARD, OnPoison, Row
 from towpath.store.parking import Gate
 
@@ -85,6 +86,8 @@ def judge(
     for index, row in enumerate(batch.rows):
         if index in acknowledged:
             continue
+        if index in refused and is_canary(row):
+            continue  # it is missed where it is looked for, and nothing waits for it
         if index in batch.parked:
             verdicts.parked[index] = batch.parked[index]
             continue
@@ -161,6 +164,7 @@ class Sender:
         if indexes is not None:
             result.acknowledged = {indexes[index] for index in result.acknowledged}
             result.refused = {indexes[index]: refusal for index, refusal in result.refused.items()}
+        _excuse_canaries(batch, result)
         self._hooks.sent(batch, result.acknowledged, result.refused.values(), time.monotonic() - started)
         return result
 
@@ -175,6 +179,18 @@ class Sender:
     async def aclose(self) -> None:
         """Close the connection to the broker."""
         await self._publisher.aclose()
+
+
+def _excuse_canaries(batch: Batch, result: PublishResult) -> None:
+    """A destination that is missing for canaries alone is not the broker's failure."""
+    if not isinstance(result.configuration, TopologyError):
+        return
+    left = set(range(len(batch.rows))) - result.acknowledged - result.refused.keys() - batch.refused.keys()
+    left -= batch.parked.keys()
+    canaries = {index for index in left if is_canary(batch.rows[index])}
+    result.refused.update(dict.fromkeys(canaries, MessageRefused("configuration", str(result.configuration))))
+    if canaries == left:
+        result.configuration = None
 
 
 def _sendable(batch: Batch) -> tuple[list[OutboundMessage], list[int] | None]:

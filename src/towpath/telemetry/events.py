@@ -59,6 +59,11 @@ _EVENTS: Final = (
         "relay slot reason shards holders",
     ),
     _event(
+        "relay.canary_missing",
+        "A canary was not confirmed for ten minutes; another one is tried.",
+        "relay shard message_id",
+    ),
+    _event(
         "relay.slot_thinned",
         "Sent rows of a slot blocked for a rotation were deleted one by one.",
         "relay slot count seconds",

@@ -178,6 +178,13 @@ OUTBOX_SLOTS_BLOCKED: Final = Metric(
 OUTBOX_SLOTS_CLEARED: Final = Metric(
     "towpath.outbox.slots.cleared", "counter", "{slot}", "Slots of the outbox ring truncated."
 )
+CANARY_AGE: Final = Metric(
+    "towpath.canary.age",
+    "gauge",
+    "s",
+    "Time since a canary was last confirmed, of the shard of the broker where that is longest. "
+    "Every relay reports it: take the maximum.",
+)
 RELAY_WINDOW_ROWS: Final = Metric(
     "towpath.relay.window.rows",
     "histogram",
@@ -314,6 +321,7 @@ METRICS: Final = (
     OUTBOX_SLOTS_FREE,
     OUTBOX_SLOTS_BLOCKED,
     OUTBOX_SLOTS_CLEARED,
+    CANARY_AGE,
     RELAY_WINDOW_ROWS,
     RELAY_BACKOFFS,
     RELAY_SHARDS_OWNED,

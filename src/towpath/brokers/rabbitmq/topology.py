@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from towpath.brokers.ports import ROUTING_SLOTS, GroupTopology, dead_letter_address
+from towpath.messages.limits import CANARY
 
 DELIVERY_LIMIT: Final = 1000
 """Large and positive: poison is counted by the engine, and a lost connection counts here too."""
@@ -74,13 +75,21 @@ def broker_dead_letter_queue(group: str, address: str) -> QueueSpec:
     return QueueSpec(name, name, arguments=_LAST)
 
 
+_CANARIES: Final[dict[str, str | int | bool]] = {
+    "x-queue-type": "quorum",
+    "x-delivery-limit": LAST_LIMIT,
+    "x-max-length": 100,
+    "x-overflow": "drop-head",
+}
+"""Nobody has to read them: the newest stay."""
+
 _LAST: Final[dict[str, str | int | bool]] = {"x-queue-type": "quorum", "x-delivery-limit": LAST_LIMIT}
 
 
 def topology_of(addresses: Sequence[str], groups: Sequence[GroupTopology], shares: int) -> Topology:
     """Everything that these addresses and groups need, dead-letter targets before what refers to them."""
     exchanges = dict.fromkeys(addresses)
-    queues: list[QueueSpec] = []
+    queues = [QueueSpec(CANARY, CANARY, arguments=_CANARIES)] if CANARY in exchanges else []
     for group in groups:
         for address in group.addresses:
             exchanges[address] = None

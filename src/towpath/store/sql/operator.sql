@@ -228,6 +228,8 @@ select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, 
 -- indexes: outbox_window, those of publish_gate.
 select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r.host as relay_host,
        extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
+       (select extract(epoch from towpath.clock() - c.proved_at)::float8 from towpath.canary c where c.shard = l.shard)
+         as canary_age_seconds,
        b.pending, extract(epoch from towpath.clock() - b.oldest)::float8 as oldest_age_seconds,
        (select count(*) from (select from towpath.publish_gate g where g.shard = l.shard and g.policy = 'park_key'
                               limit $1) k) as keys_parked,

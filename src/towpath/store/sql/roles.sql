@@ -49,6 +49,7 @@ grant select on towpath.outbox, towpath.shard_progress to towpath_relay;
 -- What it publishes to, where nothing is known of it yet.
 grant update (cluster, home) on towpath.broker to towpath_relay;
 grant select, insert, update on towpath.partitioning to towpath_relay;
+grant select, insert, update on towpath.canary to towpath_relay;
 -- Clearing the ring, leaf by leaf.
 grant select, delete, truncate on towpath.outbox_0, towpath.outbox_1, towpath.outbox_2, towpath.outbox_3
   to towpath_relay;

@@ -17,6 +17,12 @@ comment on table towpath.partitioning is 'Partition counts by which keys are pla
 comment on column towpath.partitioning.broker is 'Number of the broker.';
 comment on column towpath.partitioning.address is 'The topic.';
 comment on column towpath.partitioning.partitions is 'Keys are placed as if it had so many.';
+comment on table towpath.canary is 'Proof of delivery: one small message per shard and minute, confirmed by its id.';
+comment on column towpath.canary.shard is 'The shard.';
+comment on column towpath.canary.message_id is 'The newest one.';
+comment on column towpath.canary.written_at is 'When it was written.';
+comment on column towpath.canary.is_confirmed is 'The broker acknowledged it.';
+comment on column towpath.canary.proved_at is 'When one of the shard was last acknowledged; when the first was written before that.';
 comment on table towpath.destination is 'Where destinations live. One without a row goes to broker 0 at an address of the same name.';
 comment on column towpath.destination.name is 'Name that producers write.';
 comment on column towpath.destination.broker is 'The broker it lives on.';

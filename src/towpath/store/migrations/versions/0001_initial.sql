@@ -164,6 +164,15 @@ insert into towpath.journal (shards, epochs, last_ids, snapshot_from, snapshot_t
          pg_current_snapshot(), pg_current_snapshot()
   from towpath.shard_lease l;
 
+-- Proof of delivery by shard, beside what reading is built on.
+create table towpath.canary (
+  shard        smallint primary key,
+  message_id   uuid not null,
+  written_at   timestamptz not null default towpath.clock(),
+  is_confirmed boolean not null default false,
+  proved_at    timestamptz not null default towpath.clock()
+) with (fillfactor = 50);
+
 create view towpath.shard_progress as
   select distinct on (p.shard) p.shard, p.epoch, p.last_id, j.seq, j.relay, j.snapshot_from, j.snapshot_to, j.created_at
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
