@@ -5,6 +5,7 @@
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := $(wildcard src outbox_relay consumers tests benchmarks examples compose)
@@ -68,9 +69,9 @@ lock:
 services: install
 	$(BIN)/python -m towpath.testing.services install
 
-# The session's fixtures start each server when a test first needs it, and stop it.
+# Two processes, each with servers of its own: fixtures start one when a test first needs it, and stop it.
 test: services
-	$(BIN)/python -m pytest --durations=20
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=20
 
 nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \

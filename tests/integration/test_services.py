@@ -243,9 +243,9 @@ def test_the_command_line_starts_shows_and_ends_servers(
         run_sql(addresses["postgres"], "SELECT 1")
 
 
-def test_a_foreground_launcher_ends_on_interrupt() -> None:
-    command = [sys.executable, "-m", "towpath.testing.services", "up", "postgres"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+def test_a_foreground_launcher_ends_on_interrupt_also_where_a_script_started_it() -> None:
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "towpath.testing.services"]
+    with subprocess.Popen([*command, "up", "postgres"], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().startswith("export TOWPATH_TEST_POSTGRES=postgresql://")
         started = {process.pid for process in psutil.Process(launcher.pid).children(recursive=True)}

@@ -83,7 +83,8 @@ def _interrupt(*_: object) -> None:
 
 def _serve(names: Sequence[str], output: str, state_path: Path | None) -> None:
     """Runs the servers until Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job inherits SIGINT ignored
+        signal.signal(number, _interrupt)
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(_SERVERS[name]()).address for name in names]
         _print(addresses, output)
