@@ -166,7 +166,9 @@ async def test_on_a_session_bad_input_is_refused(db: Any, migrated_url: str) -> 
 def test_something_else_than_a_session_or_connection_is_refused(target: Any) -> None:
     """P4"""
     for call in (emit, submit):
-        with pytest.raises(NoTransaction, match="Session or AsyncSession or an asyncpg connection"):
+        with pytest.raises(
+            NoTransaction, match="SQLAlchemy session or connection, or a connection of asyncpg or psycopg 3"
+        ):
             call(target, PageViewed("/") if call is emit else Charge("a"))
 
 
