@@ -24,7 +24,7 @@ from towpath.backoff import RetryPolicy
 from towpath.context import Call, Tx
 from towpath.messages import Message
 from towpath.outcomes import Retry
-from towpath.store.claims import ClaimStore
+from towpath.store.claims import Claimed, ClaimStore
 
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 RUNNING = "select count(*) from towpath.task where state = 'RUNNING'"
@@ -502,3 +502,32 @@ async def test_suspects_that_leave_while_another_is_taken_over_are_not_taken_ove
             await engine.is_drained()
             assert not member.task.done()
         assert sorted(calls) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["claim", "start_due"])
+async def test_a_claim_that_is_under_way_at_shutdown_goes_back_unspent(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """S4: it is committed, its handler never began, and its message is no suspect afterwards."""
+    app = depot()
+    asked = asyncio.Event()
+    real = getattr(ClaimStore, method)
+
+    @app.idempotent()
+    async def post(note: Note) -> None: ...
+
+    async def unanswered(*args: Any, **options: Any) -> Any:
+        found = await real(*args, **options)
+        if not (found.started if isinstance(found, Claimed) else found):
+            return found
+        asked.set()
+        return await asyncio.Event().wait()
+
+    async with bench(app, migrated_url, reap_every=timedelta(minutes=1)) as office:
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimStore, method, unanswered)
+            message_id = await (office.publish(Note()) if method == "claim" else office.submit_due(Note()))
+            async with office.member():
+                await asked.wait()
+        row = await office.row(message_id)
+    assert ("ACCEPTED" if method == "claim" else "WAITING", 0) == (row["state"], row["deliveries"])

@@ -44,13 +44,14 @@ def test_the_last_permitted_start_runs_beside_none_that_began_of_late(suspects: 
     """C19: it asks for quiet, starts when nothing young runs, and keeps the quiet until it ended."""
     assert not suspects.may_start(5, 3, "broker")
     assert suspects.wants_quiet()
-    assert suspects.may_start(5, 0, "broker")
-    suspects.look("broker")
-    began_at = suspects.started(5)
+    with suspects.look("broker"):
+        assert suspects.may_start(5, 0, "broker")
+        began_at = suspects.started(5)
     assert suspects.wants_quiet()
-    assert not suspects.may_start(5, 1, "broker")
-    suspects.look("broker")
-    suspects.ended(5, began_at)
+    with suspects.look("broker"):
+        assert not suspects.may_start(5, 1, "broker")
+    with suspects.look("broker"):
+        suspects.ended(5, began_at)
     assert not suspects.wants_quiet()
 
 
@@ -82,8 +83,9 @@ def test_many_last_starts_take_turns_with_everybody_else(suspects: Suspects, clo
     """C19: they run one after another, and half of the time belongs to the others."""
     quiet = busy = 0
     for _ in range(600):
-        suspects.look("broker")
-        if suspects.may_start(5, 0, "broker"):
+        with suspects.look("broker"):
+            may_start = suspects.may_start(5, 0, "broker")
+        if may_start:
             began_at = suspects.started(5)
             clock.now += 1
             assert suspects.wants_quiet()
@@ -100,10 +102,26 @@ def test_a_last_start_that_went_elsewhere_keeps_nobody_waiting(suspects: Suspect
     """S1: its partition was revoked, or another member took it."""
     assert not suspects.may_start(5, 3, "broker")
     assert not suspects.may_start(5, 3, "database")
-    suspects.look("broker")
+    with suspects.look("broker"):
+        pass
     assert suspects.wants_quiet()
-    suspects.look("database")
+    with suspects.look("database"):
+        pass
     assert not suspects.wants_quiet()
+
+
+def test_the_quiet_holds_while_the_one_who_asked_for_it_looks_again(suspects: Suspects, clock: Clock) -> None:
+    """C19: a last start in the database gets its turn, however often the broker's side looks meanwhile."""
+    with suspects.look("database"):
+        assert not suspects.may_start(5, 3, "database")
+    clock.now += 10
+    with suspects.look("database"):
+        assert suspects.wants_quiet()
+        assert not suspects.may_start(5, 1, "database")
+    clock.now += 10
+    with suspects.look("database"):
+        assert suspects.wants_quiet()
+        assert suspects.may_start(5, 0, "database")
 
 
 def test_beyond_the_last_start_it_only_has_to_be_buried(suspects: Suspects) -> None:

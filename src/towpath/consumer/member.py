@@ -211,6 +211,7 @@ class Member:
             await self._drain(self._drain_seconds if failed is None else 0.0)
             if failed is not None:
                 failed.result()
+            await self._roster.hand_back_rest()
         finally:
             await cancel([*intake, stopping])
             await self._abandon()

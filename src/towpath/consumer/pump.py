@@ -298,18 +298,18 @@ class Pump:
 
     async def _start_suspects(self) -> None:
         """Take over what dead workers left, as many at once as is safe for their neighbours."""
-        self._suspects.look("broker")
-        for suspect in list(self._suspected):
-            received, start = suspect
-            if suspect not in self._suspected:
-                continue  # given back to the broker while another was taken over
-            if not self._subscriber.is_current(received.delivery):
-                self._suspected.remove(suspect)
-                self._drop(received)
-            elif self._may_start(received, start):
-                self._suspected.remove(suspect)
-                self._take_slot(received)
-                await self._take_over(received)
+        with self._suspects.look("broker"):
+            for suspect in list(self._suspected):
+                received, start = suspect
+                if suspect not in self._suspected:
+                    continue  # given back to the broker while another was taken over
+                if not self._subscriber.is_current(received.delivery):
+                    self._suspected.remove(suspect)
+                    self._drop(received)
+                elif self._may_start(received, start):
+                    self._suspected.remove(suspect)
+                    self._take_slot(received)
+                    await self._take_over(received)
 
     def _may_start(self, suspect: Received, start: int) -> bool:
         if self._slots.obstacle(suspect.work.type) is not None:

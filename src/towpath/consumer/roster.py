@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -113,8 +113,11 @@ class Roster:
 
     async def _tell(self, works: Sequence[Work]) -> None:
         claims = {(work.id, work.token) for work in works if work.token is not None}
+        await self._within_grace(lambda: self._give_up(claims))
+
+    async def _within_grace(self, act: Callable[[], Awaitable[None]]) -> None:
         try:
-            await within(GRACE_SECONDS, until_available(lambda: self._give_up(claims)))
+            await within(GRACE_SECONDS, until_available(act))
         except TimeoutError:
             log.warning("worker.store_unavailable", group=self._group, error="no answer to a hand-back")
 
@@ -129,12 +132,23 @@ class Roster:
         That is left by a claim whose answer was lost. Only what two looks in turn find: a claim may
         be on its way. (If it arrives later still, its token is gone.) Raises StoreUnavailable.
         """
-        claims = await self._settles.claims()
-        strays = claims - {(run.work.id, run.work.token) for run in self._runs if run.work.token is not None}
+        strays = await self._unknown_claims()
         lost, self._strays = strays & self._strays, strays - self._strays
         for claim in lost:  # one at a time, so that no deadlock can end the reaper
             await self._give_up({claim})
         return len(lost)
+
+    async def hand_back_rest(self) -> None:
+        """The same at shutdown, of all: a claim that was on its way has nobody left who waits for it."""
+
+        async def give_up() -> None:
+            await self._give_up(await self._unknown_claims())
+
+        await self._within_grace(give_up)
+
+    async def _unknown_claims(self) -> set[Claim]:
+        claims = await self._settles.claims()
+        return claims - {(run.work.id, run.work.token) for run in self._runs if run.work.token is not None}
 
     async def cancel_all(self) -> None:
         """Nothing runs on."""

@@ -8,7 +8,8 @@ handlers that run for hours neither waits for them nor stands still.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 _FACTOR: Final = 4
@@ -31,6 +32,8 @@ class Suspects:
         self._running: Counter[int] = Counter()
         self._askers: set[Asker] = set()
         """Who has a last start that waits for quiet."""
+        self._renewed: set[Asker] = set()
+        """Who said so since it looked last."""
         self._alone_until: float | None = None
         """Until then the last start that began last is watched; None: in this quiet there was none."""
         self._quiet_since: float | None = None
@@ -42,9 +45,19 @@ class Suspects:
         divisor: int = _FACTOR ** min(start - 1, _MAX_EXPONENT)
         return max(1, self._concurrency // divisor)
 
-    def look(self, asker: Asker) -> None:
-        """Somebody looks anew at what is to start: what it asked for before may be gone."""
-        self._askers.discard(asker)
+    @contextmanager
+    def look(self, asker: Asker) -> Iterator[None]:
+        """Somebody looks anew at what is to start: what it asked for before may be gone.
+
+        It counts until the look is over, or the others would take what is a question to the database for
+        the end of the quiet.
+        """
+        self._renewed.discard(asker)
+        try:
+            yield
+        finally:
+            if asker not in self._renewed:
+                self._askers.discard(asker)
 
     def may_start(self, start: int, young_count: int, asker: Asker) -> bool:
         """Whether a message may start for the `start`-th time beside `young_count` that began of late.
@@ -63,6 +76,7 @@ class Suspects:
             self._quiet_since = now
         if young_count:
             self._askers.add(asker)
+            self._renewed.add(asker)
             return False
         return True
 

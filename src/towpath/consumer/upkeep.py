@@ -92,7 +92,8 @@ class DueLoop:
             self._wake.clear()
             self._on_progress("due")
             free = self._slots.due_room
-            started = await self._look(min(free, _DUE_BATCH)) if free > 0 else 0
+            with self._suspects.look("database"):
+                started = await self._look(min(free, _DUE_BATCH)) if free > 0 else 0
             if free <= 0:
                 self._slots.break_promises()
             interval = shortest if started else min(interval * 2, longest)
@@ -129,7 +130,6 @@ class DueLoop:
     def _admission(self, admitted: Counter[str]) -> Callable[[str, int], bool]:
         """Who may start in this round: whoever never lost a worker, one suspect of each kind, one probe."""
         suspected: set[int] = set()
-        self._suspects.look("database")
 
         def may_start(type_: str, start: int) -> bool:
             if admitted[type_] and self._breakers.is_open(type_):
