@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from tests.integration.engine import Engine, Note, Posted, depot, running, until
-from towpath import App, Call, RetryPolicy
+from towpath import App, Call, Retry, RetryPolicy, Snooze
 from towpath.consumer import breakers
 
 
@@ -48,6 +48,31 @@ async def test_an_outage_of_a_dependency_kills_nothing_and_other_handlers_go_on(
             row = await depot_.reaches(message_id, "SUCCEEDED")
             assert row["attempt"] <= 3
         assert [] == await depot_.letters()
+
+
+async def test_a_probe_that_snoozes_does_not_keep_the_others_waiting_for_its_timeout(
+    migrated_url: str,
+) -> None:
+    """C14: it says nothing about the dependency, so the next message probes."""
+    app = depot(retry=RetryPolicy(attempts=9, base="1s", cap="1s"), ordering="none")
+    failed: set[str] = set()
+    snoozed: list[str] = []
+
+    @app.idempotent(dependency="warehouse")
+    async def store(posted: Posted, call: Call) -> None:
+        if len(failed) < breakers.KEYS_TO_OPEN:
+            failed.add(posted.parcel)
+            raise Retry("closed")
+        if not snoozed:
+            snoozed.append(posted.parcel)
+            raise Snooze("1h")
+
+    async with running(app, migrated_url) as depot_:
+        parcels = [f"p{number}" for number in range(breakers.KEYS_TO_OPEN)]
+        ids = {parcel: await depot_.publish(Posted(parcel)) for parcel in parcels}
+        await until(lambda: bool(snoozed))
+        for parcel in {*parcels} - {*snoozed}:
+            await depot_.reaches(ids[parcel], "SUCCEEDED")
 
 
 async def test_a_storm_of_deaths_pauses_its_handler_alone(migrated_url: str) -> None:

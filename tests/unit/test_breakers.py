@@ -90,13 +90,13 @@ def test_while_it_is_open_one_probe_at_a_time_starts(breakers: Breakers, clock: 
         waits.append(rest)
         clock.now += rest
         assert breakers.admits("crate.lifted")
-        breakers.started("crate.lifted")
+        breakers.started("crate.lifted", "probe")
         assert not breakers.admits("crate.lifted")
         breakers.note_failure("crate.lifted", "probe", AWAY)
     assert waits[0] <= 1.0
     assert waits[-1] > waits[0]
     clock.now += 120
-    breakers.started("crate.lifted")
+    breakers.started("crate.lifted", "probe")
     assert breakers.note_success("crate.lifted") is not None
     assert breakers.admits("crate.lifted")
 
@@ -104,7 +104,7 @@ def test_while_it_is_open_one_probe_at_a_time_starts(breakers: Breakers, clock: 
 def test_a_lost_probe_is_given_up(breakers: Breakers, clock: Clock) -> None:
     fail(breakers, "crate.lifted", range(KEYS_TO_OPEN), AWAY)
     clock.now += 10
-    breakers.started("crate.lifted")
+    breakers.started("crate.lifted", "probe")
     assert not breakers.admits("crate.lifted")
     clock.now += 400
     assert breakers.admits("crate.lifted")
@@ -132,3 +132,20 @@ def test_a_minority_of_deaths_is_no_storm(breakers: Breakers) -> None:
             assert breakers.note_death("crate.dropped", "bad_crate") is None
         else:
             breakers.note_success("crate.dropped")
+
+
+def test_a_probe_that_ends_without_a_word_on_its_dependency_lets_the_next_one_start(
+    breakers: Breakers, clock: Clock
+) -> None:
+    """C14: it was snoozed, cancelled or handed back; nobody waits for a handler's timeout."""
+    fail(breakers, "crate.lifted", range(KEYS_TO_OPEN), AWAY)
+    clock.now += 60
+    breakers.started("crate.lifted", "first")
+    assert not breakers.admits("crate.lifted")
+    breakers.over("somebody else")
+    assert not breakers.admits("crate.lifted")
+    breakers.over("first")
+    assert breakers.admits("crate.lifted")
+    breakers.started("crate.lifted", "second")
+    breakers.over("first")
+    assert not breakers.admits("crate.lifted")

@@ -35,6 +35,8 @@ class Breaker:
     probe_at: float = 0.0
     probes_failed: int = 0
     probing_until: float | None = None
+    prober: object = None
+    """Who probes, or did last."""
 
     @property
     def is_open(self) -> bool:
@@ -48,13 +50,14 @@ class Breaker:
         is_probing = self.probing_until is not None and now < self.probing_until
         return not is_probing and now >= self.probe_at
 
-    def probe(self, now: float, seconds: float) -> None:
+    def probe(self, prober: object, now: float, seconds: float) -> None:
         """A message starts as the probe."""
-        self.probing_until = now + seconds
+        self.prober, self.probing_until = prober, now + seconds
 
-    def gave_up(self) -> None:
-        """The probe could not start."""
-        self.probing_until = None
+    def over(self, prober: object) -> None:
+        """If this is the probe, it told nothing: the next may start."""
+        if self.prober is prober:
+            self.prober = self.probing_until = None
 
     def succeeded(self) -> bool:
         """True: this closed it."""
@@ -105,6 +108,7 @@ class Breakers:
         self._clock = clock
         scopes = {handler.dependency or f"handler:{type_}" for type_, handler in handlers.items()}
         self._by_scope = {scope: Breaker(scope) for scope in scopes}
+        self._probes: dict[Hashable, Breaker] = {}
         self._by_type = {
             type_: self._by_scope[handler.dependency or f"handler:{type_}"]
             for type_, handler in handlers.items()
@@ -115,18 +119,19 @@ class Breakers:
         breaker = self._by_type.get(type_)
         return breaker is None or breaker.admits(self._clock())
 
-    def started(self, type_: str) -> None:
+    def started(self, type_: str, who: Hashable) -> None:
         """It started: while the breaker is open, as its probe."""
         breaker = self._by_type.get(type_)
         if breaker is not None and breaker.is_open:
             seconds = max(_PROBE_SECONDS, self._handlers[type_].timeout.total_seconds())
-            breaker.probe(self._clock(), seconds)
+            breaker.probe(who, self._clock(), seconds)
+            self._probes[who] = breaker
 
-    def gave_up(self, type_: str) -> None:
-        """It could not start after all."""
-        breaker = self._by_type.get(type_)
-        if breaker is not None and breaker.is_open:
-            breaker.gave_up()
+    def over(self, who: Hashable) -> None:
+        """It could not start after all, or has ended, perhaps without a word on its dependency."""
+        breaker = self._probes.pop(who, None)
+        if breaker is not None:
+            breaker.over(who)
 
     def is_open(self, type_: str) -> bool:
         """Whether work of this type waits."""

@@ -215,7 +215,7 @@ class Pump:
             elif received.work.id in by_id:
                 self._hold(received, _BUSY_SECONDS)
             elif self._breakers.admits(received.work.type):
-                self._breakers.started(received.work.type)
+                self._breakers.started(received.work.type, received.work)
                 received.is_postponed = False
                 by_id[received.work.id] = received
             elif len(self._lanes) > self._settings.max_in_flight * _PAUSED_SHARE:
@@ -232,7 +232,7 @@ class Pump:
         except StoreUnavailable as error:
             self._watch.failed(error)
             for work in works:
-                self._gave_up(by_id[work.id])
+                self._breakers.over(work)
                 self._hold(by_id[work.id], _OUTAGE_SECONDS * (0.5 + random.random()))
             return
         except _UNSTORABLE as error:
@@ -255,7 +255,7 @@ class Pump:
 
     def _dispatch(self, claimed: Claimed, by_id: Mapping[UUID, Received]) -> None:
         for work in (*claimed.parked, *claimed.contended, *claimed.full, *claimed.lost):
-            self._gave_up(by_id[work.id])
+            self._breakers.over(work)
         started = [by_id[work.id] for work in claimed.started]
         for received in started:
             if received.is_postponed:
@@ -268,10 +268,6 @@ class Pump:
             self._hold(by_id[work.id], _BUSY_SECONDS)
         for work in claimed.full:
             self._hold(by_id[work.id], _FULL_SECONDS)
-
-    def _gave_up(self, received: Received) -> None:
-        if not received.is_postponed:
-            self._breakers.gave_up(received.work.type)
 
     async def _look_up(self, lost: Sequence[Work], by_id: Mapping[UUID, Received]) -> None:
         """What became of messages that somebody else had claimed."""
@@ -364,6 +360,7 @@ class Pump:
         the broker takes it to be in good hands.
         """
         for run in runs:
+            self._breakers.over(run.work)
             self._suspects.ended(run.work.deliveries, run.started_at)
             if run.received is None:
                 continue

@@ -122,7 +122,7 @@ class DueLoop:
         works = await self._claims.start_due(limit, without=without, may_start=self._admission(admitted))
         for work in works:
             crash_point(CrashPoint.DUE_STARTED)
-            self._breakers.started(work.type)
+            self._breakers.started(work.type, work)
         runs = [Run(work, self, None, self._suspects.started(work.deliveries)) for work in works]
         self._waves.start(runs)
         return Counter(work.type for work in works)
@@ -163,6 +163,7 @@ class DueLoop:
     def ended(self, runs: Sequence[Run]) -> None:
         """They run no more."""
         for run in runs:
+            self._breakers.over(run.work)
             self._suspects.ended(run.work.deliveries, run.started_at)
             self._slots.give_back_due(run.work.type)
         self._wake.set()
