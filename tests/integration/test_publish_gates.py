@@ -367,3 +367,33 @@ async def test_a_shard_that_was_opened_without_an_answer_goes_on(
         monkeypatch.setattr(Transaction, "commit", lose)
         await eventually(lambda: relay.status().blocked_shards == [])
         assert Transaction.commit is answered
+
+
+@pytest.mark.parametrize("action", ["replay", "discard"])
+async def test_one_decision_opens_every_gate_that_waits_for_the_message(
+    db: "asyncpg.Connection[Any]", migrated_url: str, action: Action
+) -> None:
+    """R8, D1: under one id it was sent to two destinations, and the catalog has a row for each id."""
+    broker = Sick(b"1")
+    for destination in ("orders", "invoices"):
+        await policy(db, "park_key", destination)
+        for payload in (b"1", b"2"):
+            await db.execute(
+                """
+                insert into towpath.outbox
+                  (shard, message_id, kind, destination, type, key, content_type, payload)
+                select towpath.shard($1, 'k', m), m, 'event', $1, 't', 'k', '', $2::bytea
+                from (select md5($2::bytea)::uuid as m) m
+                """,
+                destination,
+                payload,
+            )
+    async with relaying(migrated_url, broker):
+        await until(db, PARKED, 2)
+        broker.poison.clear()
+        assert await decide(db, action) == 1
+        await until(db, GATES, 0)
+    expected = [b"1", b"2"] if action == "replay" else [b"2"]
+    for destination in ("orders", "invoices"):
+        arrived = [e.message.payload for e in broker.arrivals if e.message.address == destination]
+        assert arrived == expected

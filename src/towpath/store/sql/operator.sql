@@ -125,16 +125,15 @@ returning t.id, t.state, t.version, t.run_no, t.due_at
 
 -- name: republish
 -- Refused messages go back under their own id, in the order of their first try. One that holds a publish gate closed
--- keeps its place too: it is put before what waits behind the gate, which opens. The others are written into the
--- outbox again. Indexes: primary key, publish_gate_head.
+-- keeps its place too: it is put before what waits behind the gate, which opens; there are several where it was sent
+-- to several destinations. The others are written into the outbox again. Indexes: primary key, publish_gate_head.
 with letter as materialized (
   select d.* from towpath.dead_letter d where d.id = any($1::bigint[]) and d.state = 'open'
 ), opened as (
   update towpath.publish_gate g set released_at = towpath.clock()
     from letter d
-   where g.message_id = d.message_id and g.destination = d.source and g.key is not distinct from d.key
-     and g.released_at is null
-  returning g.id as gate, g.sequence, d.id as letter
+   where g.message_id = d.message_id and g.released_at is null
+  returning g.id as gate, g.sequence, d.id as letter, g.destination = d.source as is_of_source
 ), put_first as (
   insert into towpath.parked_message (gate, id, message_id, kind, type, content_type, headers, payload, created_at)
   select g.gate, g.sequence, d.message_id, coalesce(d.kind, 'event'), coalesce(d.type, 'unknown'),
@@ -145,7 +144,7 @@ with letter as materialized (
 insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
 select towpath.shard(d.source, d.key, d.message_id), d.message_id, coalesce(d.kind, 'event'), d.source,
        coalesce(d.type, 'unknown'), d.key, coalesce(d.content_type, 'application/octet-stream'), d.headers, d.payload
-  from letter d where d.id <> all(array(select g.letter from opened g))
+  from letter d where d.id <> all(array(select g.letter from opened g where g.is_of_source))
  order by d.position nulls first, d.id
 
 -- name: open_publish_gates
@@ -153,7 +152,7 @@ select towpath.shard(d.source, d.key, d.message_id), d.message_id, coalesce(d.ki
 update towpath.publish_gate g set released_at = towpath.clock()
   from towpath.dead_letter d
  where d.id = any($1::bigint[]) and d.consumer_group = '' and d.state = 'open' and g.message_id = d.message_id
-   and g.destination = d.source and g.key is not distinct from d.key and g.released_at is null
+   and g.released_at is null
 
 -- name: close_dead_letters
 -- open to $2, where it is still open. Index: primary key.
