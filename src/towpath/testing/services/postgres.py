@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from towpath.testing.services import apt
 from towpath.testing.services.errors import ServiceMissing
-from towpath.testing.services.processes import Command, Owner, Server, ServiceAddress, make_cached, run
+from towpath.testing.services.processes import (
+    Command,
+    Owner,
+    Server,
+    ServiceAddress,
+    cache_lock,
+    make_cached,
+    run,
+)
 
 _INITDB_OPTIONS = (
     "--username=postgres",
@@ -103,6 +112,27 @@ def _template() -> Path:
 def install() -> None:
     """Makes the template cluster; the programs come with the Python package."""
     _template()
+
+
+def distribution_programs() -> Path:
+    """The programs of the distribution's own Postgres, an older one; installs it unless it is there.
+
+    Raises ServiceMissing. Its service is not started.
+    """
+    if not _distribution_programs():
+        with cache_lock("postgres-distribution"):
+            if not _distribution_programs():
+                apt.install(["postgresql"])
+    found = _distribution_programs()
+    if not found:
+        raise ServiceMissing(
+            "the distribution's Postgres, below /usr/lib/postgresql,", "apt-get install postgresql"
+        )
+    return found[0]
+
+
+def _distribution_programs() -> list[Path]:
+    return sorted(initdb.parent for initdb in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
 def run_sql(url: str, *statements: str) -> str:
