@@ -71,7 +71,7 @@ services: install
 
 # Two processes, each with servers of its own: fixtures start one when a test first needs it, and stop it.
 test: services
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=20
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20
 
 nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \

@@ -32,10 +32,12 @@ SERVER_FIXTURES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a server, so that the quick check can leave it out."""
+    """Marks what needs a server, so that the quick check can leave it out; files with slow tests come first."""
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("services")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # or one process ends long after the other
 
 
 @pytest.fixture(scope="session")
