@@ -32,7 +32,7 @@ SERVER_FIXTURES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a server, so that the quick check can leave it out; files with slow tests come first."""
+    """Marks what needs a server, for the quick check to leave out; files with slow tests come first."""
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("services")
