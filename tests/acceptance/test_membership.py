@@ -165,7 +165,7 @@ async def test_members_that_join_leave_and_freeze_lose_and_double_nothing(
     assert [world.stop(name) for name in ("steady", "frozen")] == [0, 0]
     for member in members:
         pump, slots = member._pump, member._pump._slots
-        assert (pump._lanes._lanes, pump._suspected, member._roster._tasks) == ({}, [], {})
+        assert (pump._lanes._lanes, pump._suspected, member._roster._tasks) == ({}, [], set())
         assert {limit.taken for limit in (slots._worker, slots._due, *slots._shared)} == {0}
     assert await left_at_the_broker(world) == []
 

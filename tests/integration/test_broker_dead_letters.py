@@ -11,7 +11,6 @@ from uuid_utils.compat import uuid7
 
 from tests.acceptance.world import World
 from tests.integration.engine import Posted, Weigh, bench, depot, until
-from tests.integration.test_consumer_crash_points import HASTY
 from tests.integration.wired import Wired, new_name, wired
 from towpath.app import App
 from towpath.brokers.rabbitmq import topology
@@ -28,6 +27,11 @@ from towpath.testing.services import RabbitServer
 
 pytestmark = pytest.mark.services
 
+HASTY = {
+    "TOWPATH_WORKER__LEASE": "3s",
+    "TOWPATH_WORKER__BEAT_EVERY": "500ms",
+    "TOWPATH_WORKER__REAP_EVERY": "500ms",
+}
 REJECTED = Failure("dead", "broker_rejected", error_class="BrokerDeadLetter", fingerprint="broker_rejected")
 
 

@@ -95,6 +95,7 @@ class Batching:
         async with handler_session(self._database) as session:
             context = [Tx(session, None, self._outbox)] if handler.wants_context else []
             await self._caller.call(handler, members[0].work, members[0].attempt, Batch(messages), *context)
+            crash_point(CrashPoint.HANDLED_BEFORE_SETTLE)
             session.check_transaction()
             await session.flush()
             settled = await self._settles.settle_batch_in(session, [member.work for member in members])
