@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from examples.demo.promises import AGENTS, ORDERS, Group
+from towpath.messages.limits import CANARY
 
 _INVOICE: Final = "invoice.requested"
 _EFFECTS: Final[Mapping[Group, str]] = {
@@ -43,7 +44,10 @@ class Findings:
 async def read(connection: "asyncpg.Connection[Any]") -> Findings:
     """What is in the database; one snapshot if the transaction it runs in keeps to one."""
     tasks = await connection.fetch("select consumer_group, id, type, key, state from towpath.task")
-    outbox = await connection.fetch("select message_id from towpath.outbox")
+    outbox = await connection.fetch(
+        "select message_id from towpath.outbox where destination <> $1",
+        CANARY,  # the relay's own
+    )
     invoices = await connection.fetch("select order_id, amount, count(*) from invoice group by 1, 2")
     steps = await connection.fetch("select * from shop_agent union all select * from shop_order")
     projection = await connection.fetch("select order_id, position from order_projection")

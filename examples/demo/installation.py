@@ -22,6 +22,7 @@ from examples.demo.promises import INVOICE_LIMIT_CENTS
 from examples.demo.script import FAULTY, OUTAGE
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology
+from towpath.messages.limits import CANARY
 from towpath.store import migrate
 from towpath.testing.services import EmbeddedKafka, PostgresServer
 from towpath.testing.services.ports import ReservedPort
@@ -137,7 +138,7 @@ class Installation:
         admin = broker_from_url(self.broker_url, BROKER_OPTIONS).admin()
         try:
             groups = [GroupTopology(group.name, group.destinations) for group in (agents, orders)]
-            return len(await admin.apply([], groups, partitions=PARTITIONS))
+            return len(await admin.apply([CANARY], groups, partitions=PARTITIONS))
         finally:
             await admin.aclose()
 
