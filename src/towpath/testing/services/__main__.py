@@ -87,20 +87,24 @@ def _serve(names: Sequence[str], output: str, state_path: Path | None) -> None:
         signal.signal(number, _interrupt)
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(_SERVERS[name]()).address for name in names]
-        _print(addresses, output)
-        if state_path is not None:
-            state = {
-                "pid": os.getpid(),
-                "started": _start_time(os.getpid()),
-                "addresses": [[address.name, address.url] for address in addresses],
-            }
-            scratch = state_path.with_suffix(".new")
-            scratch.write_text(json.dumps(state))
-            scratch.rename(state_path)
-            stack.callback(state_path.unlink, missing_ok=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # from the first line printed: they are up
+            _print(addresses, output)
+            if state_path is not None:
+                stack.callback(state_path.unlink, missing_ok=True)
+                _note_state(state_path, addresses)
             while True:
                 signal.pause()
+
+
+def _note_state(path: Path, addresses: Sequence[ServiceAddress]) -> None:
+    state = {
+        "pid": os.getpid(),
+        "started": _start_time(os.getpid()),
+        "addresses": [[address.name, address.url] for address in addresses],
+    }
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(state))
+    scratch.rename(path)
 
 
 def _up(arguments: argparse.Namespace) -> None:
