@@ -1,16 +1,13 @@
 """Bulk actions on dead letters: plan, preview, question, execution with progress, result."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from towpath.cli.options import actor_name, criteria, text
-from towpath.cli.output import as_json, console, table
+from towpath.cli.output import as_json, progress, table
 from towpath.cli.session import connected
 from towpath.deadletters import Action, Counts, Plan, carry_out, make_plan
 from towpath.errors import UsageError
@@ -52,7 +49,7 @@ async def act(request: Request, **given: Any) -> None:
     telemetry = setup("towpath-cli")
     try:
         async with connected(is_pinned=True) as session:
-            with _progress(plan) as advance:
+            with progress(plan.count, _moved) as advance:
                 audit_id, counts = await carry_out(
                     session.connection,
                     plan,
@@ -128,13 +125,5 @@ def _report(request: Request, plan: Plan, audit_id: int | None, counts: Counts |
         print("dry run: nothing was changed")
 
 
-@contextmanager
-def _progress(plan: Plan) -> Iterator[Any]:
-    """A bar with rate and time left where somebody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=plan.count)
-        yield lambda counts: bar.update(task, completed=counts.done + counts.skipped)
+def _moved(counts: Counts) -> int:
+    return counts.done + counts.skipped

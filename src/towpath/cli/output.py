@@ -4,14 +4,18 @@ import base64
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+T = TypeVar("T")
 
 _UNPRINTABLE: Final = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
@@ -86,6 +90,18 @@ def console(*, stderr: bool = False) -> Console:
     return Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if is_terminal else 250
     )
+
+
+@contextmanager
+def progress(total: int, done: Callable[[T], int]) -> Iterator[Callable[[T], None] | None]:
+    """A bar with time left, told of each state whose `done` says how far it is; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda state: bar.update(task, completed=done(state))
 
 
 def _shown(character: str) -> str:

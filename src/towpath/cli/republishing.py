@@ -1,17 +1,15 @@
 """`towpath outbox republish`: plan, preview, question, execution with progress, result."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from towpath.cli.options import actor_name, instant, message_id, text, texts
-from towpath.cli.output import as_json, cell, console, table
+from towpath.cli.output import as_json, cell, progress, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
 from towpath.outbox import republish
@@ -60,7 +58,11 @@ async def _act(request: Request) -> None:
     if not request.yes:
         typer.confirm(f"send {plan.count} again?", abort=True, err=True)
     async with connected(is_pinned=True) as session:
-        with _progress(plan) as advance:
+
+        def handled(now: republish.Progress) -> int:
+            return now.done + now.gone - plan.before.done - plan.before.gone
+
+        with progress(plan.count, handled) as advance:
             audit_id, done = await republish.carry_out(
                 session.connection,
                 plan,
@@ -137,15 +139,3 @@ def _report(request: Request, plan: Plan, audit_id: int | None, done: republish.
         print("nothing to do")
     else:
         print("dry run: nothing was changed")
-
-
-@contextmanager
-def _progress(plan: Plan) -> Iterator[Any]:
-    """A bar with time left where somebody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task, before = bar.add_task("", total=plan.count), plan.before.done + plan.before.gone
-        yield lambda now: bar.update(task, completed=now.done + now.gone - before)

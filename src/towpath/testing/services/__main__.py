@@ -33,11 +33,12 @@ _SERVERS: dict[str, Callable[[], Server]] = {
     "embedded-kafka": EmbeddedKafka,
     "rabbitmq": RabbitServer,
 }
-_INSTALLERS: dict[str, Callable[[], None]] = {
+_INSTALLERS: dict[str, Callable[[], object]] = {
     "postgres": postgres.install,
     "kafka": kafka.install,
     "rabbitmq": rabbitmq.install,
     "pgbouncer": pgbouncer.install,
+    "distribution-postgres": postgres.distribution_programs,
 }
 _DEFAULT = ("postgres", "kafka", "rabbitmq")
 _VARIABLES = {
