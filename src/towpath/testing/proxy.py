@@ -153,6 +153,7 @@ class TcpProxy:
         async with asyncio.TaskGroup() as group:
             group.create_task(deliver())
             while True:
+                await self._gates[direction].wait()  # what nobody reads stays in the kernel's small buffers
                 data = await reader.read(_CHUNK_BYTES)
                 await queue.put((loop.time() + self._delay_seconds, data))
                 if not data:

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from towpath.messages import event, task
 
-Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies", "kills"]
-"""`kills`: its process dies by SIGKILL."""
+Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies", "lingers", "kills"]
+"""`lingers` succeeds after a second; `kills`: its process dies by SIGKILL, beside one that lingers if it can."""
 
 
 class Messages(NamedTuple):

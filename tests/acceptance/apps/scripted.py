@@ -4,10 +4,11 @@ Failing handlers fail after their writes and calls, so that whatever should be r
 repeated under one key really is.
 """
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from uuid import UUID
 
@@ -39,6 +40,11 @@ _CALL: Final = text(
     "insert into outside_call (message_id, idempotency_key, attempt) values (:message_id, :key, :attempt)"
 )
 _IS_CAUSED: Final = text("select count(*) > 0 from cause")
+
+_LINGER_SECONDS: Final = 1.0
+_NEIGHBOUR_SECONDS: Final = 5.0
+
+someone_lingers = asyncio.Event()
 
 
 class PassingTrouble(Exception):
@@ -120,7 +126,13 @@ async def _effect(session: AsyncSession, attempt: Attempt, handler: str, key: st
 
 
 async def _fail_as_told(session: AsyncSession, message: Step | Work, attempt: Attempt) -> None:
+    if message.fate == "lingers":
+        someone_lingers.set()
+        await asyncio.sleep(_LINGER_SECONDS)
+        someone_lingers.clear()
     if message.fate == "kills":
+        with suppress(TimeoutError):
+            await asyncio.wait_for(someone_lingers.wait(), _NEIGHBOUR_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
     if message.fate == "dies":
         raise Dead("hopeless", "the message says so")
