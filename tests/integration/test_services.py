@@ -265,7 +265,7 @@ def test_a_missing_service_names_the_line_that_installs_it(
 def test_installing_again_is_quick() -> None:
     started = time.monotonic()
     kafka.install()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
 
 
 def test_an_interrupted_cache_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
