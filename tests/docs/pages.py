@@ -35,6 +35,11 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
+def pages() -> list[str]:
+    """Every page of the site, by its path from the repository."""
+    return sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
+
+
 def files(page: str) -> dict[str, str]:
     """The files a page tells its reader to write."""
     return {block.file_name: block.text for block in blocks(page) if block.file_name is not None}

@@ -1,4 +1,4 @@
-"""docs/consuming.md: its Python runs as it stands, and what it names exists."""
+"""docs/consuming.md, then docs/failures.md: their Python runs as it stands, and what they name exists."""
 
 import re
 import subprocess
@@ -6,17 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import blocks, links
+from tests.docs.pages import REPOSITORY, blocks
 from towpath import App
 from towpath.consumer.breakers import KEYS_TO_OPEN, STORM_WINDOW
 from towpath.settings import variables
 
 PAGE = "docs/consuming.md"
-TEXT = (Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+PAGES = [PAGE, "docs/failures.md"]
+TEXT = "".join((REPOSITORY / page).read_text(encoding="utf-8") for page in [*PAGES, "docs/ordering.md"])
 
 
 def python() -> str:
-    return "\n".join(block.text for block in blocks(PAGE) if block.language == "python")
+    return "\n".join(block.text for page in PAGES for block in blocks(page) if block.language == "python")
 
 
 def test_the_page_declares_a_group_without_problems() -> None:
@@ -39,8 +40,7 @@ def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> No
     assert 0 == done.returncode, done.stderr
 
 
-def test_settings_numbers_and_links_of_the_page_are_true() -> None:
+def test_settings_and_numbers_of_the_pages_are_true() -> None:
     named = set(re.findall(r"TOWPATH_[A-Z_]+", TEXT))
     assert named <= set(variables()), named - set(variables())
     assert ("five", 200) == ({5: "five"}[KEYS_TO_OPEN], STORM_WINDOW)
-    assert all((Path(__file__).parents[2] / "docs" / target).exists() for target in links(PAGE))

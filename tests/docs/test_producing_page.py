@@ -1,4 +1,4 @@
-"""docs/producing.md: each block runs, in the page's order, against a real database."""
+"""docs/producing.md, then docs/ordering.md: each block runs, in their order, against a real database."""
 
 import ast
 import asyncio
@@ -16,7 +16,7 @@ from uuid import uuid4
 import psycopg
 import pytest_asyncio
 
-from tests.docs.pages import blocks, links
+from tests.docs.pages import REPOSITORY, blocks
 from towpath.messages import limits
 from towpath.outbox import DEFAULT_MAX_PAYLOAD_BYTES
 from towpath.store.database import sqlalchemy_url
@@ -34,9 +34,9 @@ async def run(text: str, names: dict[str, Any]) -> None:
 
 @pytest_asyncio.fixture
 async def page(db: Any, migrated_url: str) -> AsyncIterator[dict[str, Any]]:
-    """The names that the page's Python blocks define, with their tables made."""
+    """The names that the pages' Python blocks define, with their tables made."""
     names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(PAGE):
+    for block in [*blocks(PAGE), *blocks("docs/ordering.md")]:
         if block.language == "python":
             text = block.text.replace("postgresql+asyncpg://localhost/shop", sqlalchemy_url(migrated_url))
             await run(text, names)
@@ -145,8 +145,6 @@ async def test_psycopg_works_as_shown(db: Any, page: dict[str, Any], migrated_ur
 
 def test_the_table_of_limits_is_that_of_the_code() -> None:
     """P7 P11"""
-    from tests.docs.pages import REPOSITORY
-
     table = (REPOSITORY / PAGE).read_text(encoding="utf-8").partition("## Limits")[2]
     numbers = [
         DEFAULT_MAX_PAYLOAD_BYTES,
@@ -168,9 +166,3 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
         if what in named:
             assert f"{named[what]:,}" in row
     assert all(f"{number:,}" in table for number in numbers)
-
-
-def test_no_link_is_broken() -> None:
-    from tests.docs.pages import REPOSITORY
-
-    assert [target for target in links(PAGE) if not (REPOSITORY / "docs" / target).exists()] == []

@@ -14,7 +14,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tests.docs.pages import REPOSITORY, blocks, files, links
+from tests.docs.pages import REPOSITORY, blocks, files, links, pages
 from towpath.app import App
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology
@@ -23,7 +23,7 @@ from towpath.relay.engine import Relay
 from towpath.store.database import Database, sqlalchemy_url
 
 PAGE = "README.md"
-PAGES = [PAGE, *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md"))), "CHANGELOG.md"]
+PAGES = [PAGE, *pages(), "CHANGELOG.md"]
 
 
 @pytest.fixture
