@@ -137,6 +137,8 @@ class RelaySettings(_Section):
     """Safety between a publish deadline and a lease end."""
     publish_attempts: Count = 3
     """Tries of a message that the broker refuses."""
+    broker_number: Annotated[int, Field(ge=0, le=63)] = 0
+    """Which broker `TOWPATH_BROKER_URL` is, by its number in `towpath broker list`."""
     environment: str = ""
     """Name of where this database is published from, instead of its address; a copy has another."""
     canaries: bool = True

@@ -27,9 +27,14 @@ async def test_a_destination_is_set_listed_and_unset(db: Db, towpath: Run) -> No
         "--reason",
         "order",
     )
-    assert (ran.code, ran.out) == (0, "orders: address orders, policy park_key\n")
+    assert (ran.code, ran.out) == (0, "orders: broker default, address orders, policy park_key\n")
     found = await ask(towpath, "destination", "set", "orders", "--address", "orders.v2")
-    assert found == {"name": "orders", "address": "orders.v2", "on_poison": "park_key"}
+    assert found == {
+        "name": "orders",
+        "broker": "default",
+        "address": "orders.v2",
+        "on_poison": "park_key",
+    }
     [row] = await ask(towpath, "destination", "list")
     assert row == {
         "name": "orders",
@@ -78,3 +83,35 @@ async def test_what_waits_for_a_decision_is_shown_where_no_relay_runs(db: Db, to
     ran = await tell(towpath, "outbox", "status")
     assert "1 parked behind 1 refused" in ran.out
     assert "shards [5] are blocked" in ran.out
+
+
+async def test_a_broker_is_added_listed_and_named_by_destinations(db: Db, towpath: Run) -> None:
+    """R24, O1: recorded with who and why; its shards and its journal are there at once."""
+    ran = await tell(towpath, "broker", "add", "events", "--actor", "ann", "--reason", "audit trail")
+    assert ran.out == "events: number 1; start its relays with TOWPATH_RELAY__BROKER_NUMBER=1\n"
+    assert (await tell(towpath, "broker", "add", "events")).code == 2
+    ran = await tell(towpath, "destination", "set", "views", "--broker", "events")
+    assert ran.out == "views: broker events, address views, policy park\n"
+    ran = await tell(towpath, "destination", "set", "views", "--broker", "event")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    listed = await ask(towpath, "broker", "list")
+    assert [(row["number"], row["name"], row["relays"], row["destinations"]) for row in listed] == [
+        (0, "default", 0, 0),
+        (1, "events", 0, 1),
+    ]
+    assert "events" in (await tell(towpath, "broker", "list")).out
+    assert await db.fetchval("select towpath.shard('views', 'k', gen_random_uuid())") >= 16
+    assert await db.fetchval("select count(*) from towpath.shard_progress") == 32
+    assert len((await ask(towpath, "outbox", "status"))["shards"]) == 32
+    [audit] = await db.fetch("select actor, reason, filter from towpath.audit where action = 'broker.add'")
+    assert (audit["actor"], audit["reason"]) == ("ann", "audit trail")
+    assert json.loads(audit["filter"]) == {"name": "events", "number": 1}
+
+
+async def test_unsetting_is_a_move_too(db: Db, towpath: Run) -> None:
+    """R10"""
+    await tell(towpath, "broker", "add", "events")
+    await tell(towpath, "destination", "set", "views", "--broker", "events")
+    await db.execute("select towpath.emit('views', 'view.seen', '', 'k')")
+    ran = await tell(towpath, "destination", "unset", "views")
+    assert (ran.code, "stop its producers" in ran.err) == (2, True)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Annotated, Final, TypeAlias
+from json import dumps
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -15,7 +16,7 @@ from towpath.brokers.ports import BrokerAdmin, GroupTopology
 from towpath.brokers.retention import outlived
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Actor, Because, Json, actor_name, text
-from towpath.cli.output import as_json, clean
+from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import (
     BrokerUnavailable,
@@ -25,8 +26,9 @@ from towpath.errors import (
     TopologyError,
     UsageError,
 )
-from towpath.messages.limits import CANARY
-from towpath.store.destinations import addresses_of
+from towpath.messages.limits import CANARY, check_destination
+from towpath.store.deadletters import DeadLetters
+from towpath.store.destinations import add_broker, addresses_of, all_brokers
 from towpath.store.provenance import ProvenanceStore
 
 app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
@@ -105,7 +107,7 @@ def rollover(
             raise UsageError("this broker has no partitions")
         async with connected() as session:
             store = ProvenanceStore(session.schema)
-            before = await store.roll_over(session.connection, topic, count, actor=who, reason=why)
+            before = await store.roll_over(session.connection, _number(), topic, count, actor=who, reason=why)
         return before, count
 
     before, count = run_async(run())
@@ -117,6 +119,59 @@ def rollover(
         )
     else:
         print(f"{clean(topic)}: keys are placed by {count} partitions, {before} before")
+
+
+@app.command(name="list")
+def list_(json: Json = False) -> None:
+    """List the brokers that relays publish to, by number."""
+
+    async def read() -> list[dict[str, Any]]:
+        async with connected() as session:
+            return [dict(row) for row in await all_brokers(session.connection, session.schema)]
+
+    rows = run_async(read())
+    if json:
+        as_json(rows)
+    else:
+        table(rows, ("number", "name", "relays", "destinations", "cluster", "home"), empty="")
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Add a broker, as the owner of the schema. It needs relays of its own.
+
+    TOWPATH_RELAY__BROKER_NUMBER=1 TOWPATH_BROKER_URL=amqp://… towpath relay run
+    """
+    wanted, who, why = check_destination(name), actor_name(actor), text(reason, "--reason")
+
+    async def act() -> int:
+        async with connected() as session, session.connection.transaction():
+            number = await add_broker(session.connection, wanted, session.schema)
+            await DeadLetters(session.schema).begin_audit(
+                session.connection,
+                actor=who,
+                action="broker.add",
+                reason=why,
+                criteria=dumps({"name": wanted, "number": number}),
+                counts=dumps({"done": 1}),
+            )
+            return number
+
+    number = run_async(act())
+    if json:
+        as_json({"name": wanted, "number": number})
+    else:
+        print(f"{wanted}: number {number}; start its relays with TOWPATH_RELAY__BROKER_NUMBER={number}")
+
+
+def _number() -> int:
+    """Which broker the settings are about."""
+    return settings.load().relay.broker_number
 
 
 @asynccontextmanager
@@ -137,7 +192,9 @@ async def _unused_partitions(admin: BrokerAdmin, addresses: Sequence[str]) -> li
     """One line for each topic whose keys are placed by fewer or more partitions than there are."""
     try:
         async with connected() as session:
-            kept = await ProvenanceStore(session.schema).kept_partitions(session.connection, list(addresses))
+            kept = await ProvenanceStore(session.schema).kept_partitions(
+                session.connection, _number(), list(addresses)
+            )
     except (SettingsError, SchemaMismatch, StoreUnavailable) as error:
         return [f"partitions were not compared with those that keys are placed by: {error}"]
     lines = []

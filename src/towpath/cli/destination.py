@@ -52,6 +52,9 @@ def set_(
             help=f"What waits for a refused message: {', '.join(_POLICIES)} (nothing, its key, its shard).",
         ),
     ] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="Name of a broker of towpath broker list; a new row has the first.")
+    ] = None,
     reason: Because = "",
     actor: Actor = None,
     json: Json = False,
@@ -60,14 +63,16 @@ def set_(
     wanted, new_address = check_destination(name), None if address is None else check_destination(address)
     if on_poison is not None and on_poison not in _POLICIES:
         raise UsageError(f"--on-poison is one of {', '.join(_POLICIES)}, not {on_poison[:40]!r}")
-    if new_address is None and on_poison is None:
-        raise UsageError("say what to set: --address or --on-poison")
+    if new_address is None and on_poison is None and broker is None:
+        raise UsageError("say what to set: --address, --on-poison or --broker")
     who, why = actor_name(actor), text(reason, "--reason")
 
     async def act() -> dict[str, Any]:
         async with connected() as session, session.connection.transaction():
             row = dict(
-                await set_destination(session.connection, wanted, new_address, on_poison, session.schema)
+                await set_destination(
+                    session.connection, wanted, new_address, on_poison, broker, session.schema
+                )
             )
             await _record(session, who, "set", why, row)
             return row
@@ -76,7 +81,7 @@ def set_(
     if json:
         as_json(row)
     else:
-        print(f"{row['name']}: address {row['address']}, policy {row['on_poison']}")
+        print(f"{row['name']}: broker {row['broker']}, address {row['address']}, policy {row['on_poison']}")
 
 
 @app.command()

@@ -72,7 +72,9 @@ class Heartbeat:
         options, shards = self._options, self._shards
         with link_errors():
             connection = await self._link.connection()
-            living, place = await self._leases.beat(connection, self._relay, self._host, options.lease)
+            living, place = await self._leases.beat(
+                connection, self._relay, self._host, options.lease, options.broker_number
+            )
             sent_at = boot_time()
             renewed = await self._leases.renew(connection, self._relay, options.lease)
             orphans = self._take_in(renewed, sent_at + options.lease)

@@ -90,6 +90,7 @@ class RelayOptions:
             margin=settings.margin.total_seconds(),
             publish_attempts=settings.publish_attempts,
             environment=settings.environment,
+            broker_number=settings.broker_number,
             canary_every=CANARY_EVERY_SECONDS if settings.canaries else 0.0,
             retention=settings.retention.total_seconds(),
         )

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
+from towpath.errors import ConfigurationError
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 
@@ -18,12 +19,25 @@ class Leases:
         self._sql = load("relay", schema)
 
     async def beat(
-        self, connection: asyncpg.Connection[Any], relay: UUID, host: str, lease_seconds: float
+        self,
+        connection: asyncpg.Connection[Any],
+        relay: UUID,
+        host: str,
+        lease_seconds: float,
+        broker: int = 0,
     ) -> tuple[int, int]:
-        """Say that this relay lives; returns how many do and its own place among them, from 0."""
-        row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds)
+        """Say that this relay lives; returns how many of its broker do and its own place among them, from 0.
+
+        Raises ConfigurationError for a broker that nobody has added.
+        """
+        row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds, broker)
         if row is None:
             raise RuntimeError("the heartbeat statement returned no row")
+        if not row["is_known"]:
+            raise ConfigurationError(
+                f"no broker has the number {broker} (TOWPATH_RELAY__BROKER_NUMBER): see towpath broker list, "
+                "or add one with towpath broker add NAME"
+            )
         return row["living"], row["before"]
 
     async def renew(

@@ -55,14 +55,21 @@ class ProvenanceStore:
         return {row["address"]: row["partitions"] for row in rows}
 
     async def kept_partitions(
-        self, connection: asyncpg.Connection[Any], addresses: list[str]
+        self, connection: asyncpg.Connection[Any], broker: int, addresses: list[str]
     ) -> dict[str, int]:
-        """The counts that were kept, of these addresses."""
-        rows = await connection.fetch(self._sql["kept_partitions"], addresses)
+        """The counts that were kept, of these addresses at that broker."""
+        rows = await connection.fetch(self._sql["kept_partitions"], broker, addresses)
         return {row["address"]: row["partitions"] for row in rows}
 
     async def roll_over(
-        self, connection: asyncpg.Connection[Any], address: str, partitions: int, *, actor: str, reason: str
+        self,
+        connection: asyncpg.Connection[Any],
+        broker: int,
+        address: str,
+        partitions: int,
+        *,
+        actor: str,
+        reason: str,
     ) -> int | None:
         """Place keys of an address by another count from now on; returns the old one, None for none.
 
@@ -73,13 +80,15 @@ class ProvenanceStore:
                 raise UsageError(
                     "a relay holds leases: stop the relays, let every group read to the end, then roll over"
                 )
-            before: int | None = await connection.fetchval(self._sql["roll_over"], address, partitions)
+            before: int | None = await connection.fetchval(
+                self._sql["roll_over"], broker, address, partitions
+            )
             await self._record(
                 connection,
                 actor,
                 "broker.rollover",
                 reason,
-                {"address": address, "before": before, "partitions": partitions},
+                {"broker": broker, "address": address, "before": before, "partitions": partitions},
             )
         return before
 

@@ -272,10 +272,30 @@ select n.name, b.name as broker, coalesce(d.address, n.name) as address, coalesc
  order by n.name
 
 -- name: set_destination
--- Index: primary key.
-insert into towpath.destination as d (name, address, on_poison) values ($1, coalesce($2, $1), coalesce($3, 'park'))
-on conflict (name) do update set address = coalesce($2, d.address), on_poison = coalesce($3, d.on_poison)
-returning d.name, d.address, d.on_poison
+-- $4 is a broker's number. Index: primary key.
+with d as (
+  insert into towpath.destination as d (name, address, on_poison, broker)
+  values ($1, coalesce($2, $1), coalesce($3, 'park'), coalesce($4, 0))
+  on conflict (name) do update set address = coalesce($2, d.address), on_poison = coalesce($3, d.on_poison),
+                                   broker = coalesce($4, d.broker)
+  returning d.name, d.address, d.on_poison, d.broker
+)
+select d.name, b.name as broker, d.address, d.on_poison from d join towpath.broker b on b.number = d.broker
+
+-- name: is_moving
+-- Whether destination $1 would leave its broker for that of number $2, and whether messages are still on their way to
+-- the old one: not published, or held there. Reads every retained row.
+select coalesce((select d.broker from towpath.destination d where d.name = $1), 0) <> $2::smallint as is_moving,
+       exists (select from towpath.outbox_message o where o.destination = $1 and o.status = 'PENDING')
+         or exists (select from towpath.publish_gate g where g.destination = $1) as is_used
+
+-- name: brokers
+-- Brokers with what relays wrote down of them, how many live relays each has, and how many destinations name it.
+select b.number, b.name, b.cluster, b.home,
+       (select count(distinct l.relay) from towpath.shard_lease l
+        where l.lease_until > towpath.clock() and l.shard / towpath.shards_per_broker() = b.number) as relays,
+       (select count(*) from towpath.destination d where d.broker = b.number) as destinations
+  from towpath.broker b order by b.number
 
 -- name: forget_destination
 -- Index: primary key.

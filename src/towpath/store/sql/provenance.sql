@@ -28,7 +28,7 @@ on conflict (broker, address) do update set partitions = p.partitions
 returning address, partitions
 
 -- name: kept_partitions
-select p.address, p.partitions from towpath.partitioning p where p.address = any($1::text[])
+select p.address, p.partitions from towpath.partitioning p where p.broker = $1 and p.address = any($2::text[])
 
 -- name: live_leases
 -- Whether a relay is at work. Locks the leases: none is taken before the end of the transaction.
@@ -36,10 +36,10 @@ select count(*) from (select l.* from towpath.shard_lease l order by l.shard for
 where l.relay is not null and l.lease_until > towpath.clock()
 
 -- name: roll_over
--- Count $2 for address $1; returns the old one.
+-- Count $3 for address $2 at broker $1; returns the old one.
 with before as materialized (
-  select p.partitions from towpath.partitioning p where p.address = $1 for update
+  select p.partitions from towpath.partitioning p where p.broker = $1 and p.address = $2 for update
 ), changed as (
-  update towpath.partitioning p set partitions = $2 where p.address = $1
+  update towpath.partitioning p set partitions = $3 where p.broker = $1 and p.address = $2
 )
-select b.partitions from before b limit 1
+select b.partitions from before b

@@ -151,17 +151,20 @@ on conflict (consumer_group, message_id) do update
 update towpath.dead_letter set copy_error = $2 where id = $1
 
 -- name: beat_relay
--- Say that relay $1 on host $2 lives, forget those long gone, and count the living, this one included, and those of
--- them that come before it. $3 is the lease in seconds. Locks its own row and dead ones.
+-- Say that relay $1 of broker $4 on host $2 lives, forget those long gone, and count the living of that broker, this
+-- one included, and those of them that come before it. $3 is the lease in seconds. Locks its own row and dead ones.
 with me as (
-  insert into towpath.relay (id, host) values ($1, $2) on conflict (id) do update set seen_at = towpath.clock()
+  insert into towpath.relay (id, host, broker) values ($1, $2, $4)
+  on conflict (id) do update set seen_at = towpath.clock()
 ), gone as (
   delete from towpath.relay where id = any(array(
     select r.id from towpath.relay r where r.id <> $1 and r.seen_at < towpath.clock() - 20 * make_interval(secs => $3)
     for update skip locked))
 )
-select 1 + count(*) as living, count(*) filter (where r.id < $1) as before
-from towpath.relay r where r.id <> $1 and r.seen_at > towpath.clock() - make_interval(secs => $3)
+select 1 + count(*) as living, count(*) filter (where r.id < $1) as before,
+       exists (select from towpath.broker b where b.number = $4) as is_known
+from towpath.relay r
+where r.id <> $1 and r.broker = $4 and r.seen_at > towpath.clock() - make_interval(secs => $3)
 
 -- name: renew_leases
 -- Prolong what relay $1 holds by $2 seconds; a lapsed lease is not revived. Locks in shard order.

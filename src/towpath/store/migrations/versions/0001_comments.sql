@@ -9,7 +9,7 @@ comment on column towpath.meta.value is 'Its value as text.';
 
 comment on table towpath.broker is 'Brokers that messages are published to; a broker has its own shards, so one that is down never stops another.';
 comment on column towpath.broker.number is 'Position of its shards: shard = number * shards per broker + hash of the key.';
-comment on column towpath.broker.name is 'Name used in settings; "default" is the broker of every destination without a row.';
+comment on column towpath.broker.name is 'Name for people and for destinations; "default" is the broker of every destination without a row.';
 
 comment on column towpath.broker.cluster is 'Which cluster it is, as it says itself; a relay that finds another one publishes nothing until a person confirms.';
 comment on column towpath.broker.home is 'Where the database was published from: hosts and name as in the relay''s URL, or its environment. A copy is elsewhere.';
@@ -72,6 +72,7 @@ comment on column towpath.scheduled_progress.created_at is 'When it was written,
 
 comment on table towpath.relay is 'Relay processes seen recently.';
 comment on column towpath.relay.id is 'Identity of one process run.';
+comment on column towpath.relay.broker is 'Number of the broker it publishes to: the shards of a broker are shared among its relays.';
 comment on column towpath.relay.host is 'Host name and process id, for people.';
 comment on column towpath.relay.started_at is 'When the process registered.';
 comment on column towpath.relay.seen_at is 'Last heartbeat; relays not seen for a lease time do not count for the fair share.';

@@ -133,6 +133,7 @@ insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
 
 create table towpath.relay (
   id         uuid primary key,
+  broker     smallint not null default 0,
   host       text not null,
   started_at timestamptz not null default towpath.clock(),
   seen_at    timestamptz not null default towpath.clock()
