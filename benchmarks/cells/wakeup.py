@@ -5,8 +5,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -29,6 +30,7 @@ class Stopwatch:
     """A broker, its publisher and its only use: when did a message get here?"""
 
     max_message_bytes = 1_000_000
+    labels: Mapping[str, str | int] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[float] = asyncio.Queue()

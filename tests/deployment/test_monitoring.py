@@ -38,7 +38,7 @@ PANELS = [
 def exported() -> dict[str, set[str]]:
     """The labels of every series that the processes can export, by its name in Prometheus."""
     provider = MeterProvider([PrometheusMetricReader()], shutdown_on_exit=False)
-    telemetry = OpenTelemetry(provider.get_meter("test"))
+    telemetry = OpenTelemetry(meter=provider.get_meter("test"))
     for metric in METRICS:
         labels = dict.fromkeys(metric.attributes, "x")
         report = {"counter": telemetry.add, "histogram": telemetry.record, "gauge": telemetry.set}

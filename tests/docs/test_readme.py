@@ -53,7 +53,7 @@ async def test_what_the_first_example_writes_the_second_books_once(
     await broker.admin().apply(group.addresses, [group], partitions=2)
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as running:
-        running.create_task(Relay(migrated_url, broker, system="memory").run(stop))
+        running.create_task(Relay(migrated_url, broker).run(stop))
         running.create_task(Consumer(app, Database(migrated_url), broker).run(stop))
         try:
             await meters.record("M1", 1200)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +51,7 @@ class RecordingBroker:
     before: Callable[[int, Sequence[OutboundMessage]], Awaitable[None]] | None = None
     """Awaited before a window is written, with the publisher's number."""
     max_message_bytes: int = 1_000_000
+    labels: Mapping[str, str | int] = field(default_factory=lambda: {"system": "recorded"})
     publishers: int = 0
     cluster: str | None = None
     """What it says which broker it is."""

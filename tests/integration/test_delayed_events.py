@@ -39,7 +39,7 @@ EAGER = RelayOptions(scheduled_poll=0.02, moved_rows=20)
 @asynccontextmanager
 async def mover(url: str, options: RelayOptions = EAGER) -> AsyncIterator[Mover]:
     link = Link(url, "mover", SCHEDULE, command_timeout_seconds=60)
-    made = Mover(link, STORE, options, RelayHooks(UUID(int=1), "memory"))
+    made = Mover(link, STORE, options, RelayHooks(UUID(int=1), {"system": "memory"}))
     try:
         yield made
     finally:

@@ -33,7 +33,7 @@ def read(reader: InMemoryMetricReader) -> dict[str, Any]:
 
 def test_counters_histograms_and_gauges_reach_the_sdk(reader: InMemoryMetricReader) -> None:
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    telemetry = OpenTelemetry(provider.get_meter(SCOPE))
+    telemetry = OpenTelemetry(meter=provider.get_meter(SCOPE))
     telemetry.add(TASKS_SETTLED, 2, group="billing", type="order.placed", outcome="succeeded")
     telemetry.add(TASKS_SETTLED, group="billing", type="order.placed", outcome="succeeded")
     telemetry.record(PROCESS_DURATION, 0.02, group="billing", type="order.placed", error_type=None)
@@ -55,7 +55,7 @@ def test_counters_histograms_and_gauges_reach_the_sdk(reader: InMemoryMetricRead
 def test_every_metric_has_an_instrument(reader: InMemoryMetricReader) -> None:
     """O5"""
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    telemetry = OpenTelemetry(provider.get_meter(SCOPE))
+    telemetry = OpenTelemetry(meter=provider.get_meter(SCOPE))
     for metric in METRICS:
         report = {"counter": telemetry.add, "histogram": telemetry.record, "gauge": telemetry.set}[
             metric.kind
@@ -65,6 +65,20 @@ def test_every_metric_has_an_instrument(reader: InMemoryMetricReader) -> None:
     assert {(name, metric.unit, metric.description) for name, metric in found.items()} == {
         (metric.name, metric.unit, metric.description) for metric in METRICS
     }
+    provider.shutdown()
+
+
+def test_what_is_said_of_the_broker_is_on_every_metric_that_lists_it(reader: InMemoryMetricReader) -> None:
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    broker = {"system": "kafka", "server_address": "kafka-1", "server_port": 9092}
+    telemetry = OpenTelemetry(broker, meter=provider.get_meter(SCOPE))
+    telemetry.record(PROCESS_DURATION, 0.02, group="billing")
+    telemetry.add(TASKS_SETTLED, group="billing")
+    found = read(reader)
+    (duration,) = found["messaging.process.duration"].data.data_points
+    assert dict(duration.attributes) == attributes(group="billing", **broker)
+    (settled,) = found["towpath.tasks.settled"].data.data_points
+    assert dict(settled.attributes) == attributes(group="billing")
     provider.shutdown()
 
 

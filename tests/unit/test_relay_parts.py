@@ -335,7 +335,7 @@ def test_superseded_rows_are_those_no_shard_needs() -> None:
 
 def test_an_absent_broker_is_asked_ever_less_often_and_at_once_after_an_answer() -> None:
     """R7"""
-    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), "test"))
+    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), {"system": "test"}))
     gone = PublishResult(unavailable=BrokerUnavailable("gone"))
     waits = []
     for now in range(10):
@@ -348,14 +348,14 @@ def test_an_absent_broker_is_asked_ever_less_often_and_at_once_after_an_answer()
 
 
 def test_a_partial_answer_is_no_absence() -> None:
-    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), "test"))
+    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), {"system": "test"}))
     away.observe(PublishResult({0}, unavailable=BrokerUnavailable("one partition")), 5.0)
     assert away.until == 0.0
     assert away.problem is not None
 
 
 def test_a_configuration_failure_is_shown_and_spends_nothing() -> None:
-    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), "test"))
+    away = Away(RetryPolicy(base="1s", cap="4s"), RelayHooks(uuid4(), {"system": "test"}))
     away.observe(PublishResult(configuration=ConfigurationError("no topic")), 5.0)
     assert away.until == 0.0
     assert isinstance(away.problem, ConfigurationError)

@@ -29,10 +29,12 @@ def span(
     end_ms: int,
     *,
     status: str = "unset",
+    trace_id: str = TRACE,
+    links: tuple[tuple[str, str], ...] = (),
     **labels: str | int,
 ) -> SpanRecord:
     return SpanRecord(
-        TRACE,
+        trace_id,
         span_id,
         parent_id,
         name,
@@ -42,6 +44,7 @@ def span(
         end_ms * MS,
         status,
         attributes=attributes(**labels),
+        links=links,
     )
 
 
@@ -98,6 +101,27 @@ def test_it_is_connected_when_one_span_is_above_all_others() -> None:
     )
     assert not build_tree(TRACE, STORY[2:]).is_connected
     assert not build_tree(TRACE, []).is_connected
+
+
+def test_a_window_of_another_trace_stands_below_every_creation_it_links_to() -> None:
+    """O4"""
+    other = span("w", "x", "send", 10, 14, trace_id="1" * 32, links=((TRACE, "b"), (TRACE, "h")))
+    second = span("h", "a", "create orders", 2, 2)
+    trace = build_tree(TRACE, [*STORY[:2], second, other, span("x", None, "create", 0, 0, trace_id="1" * 32)])
+    assert trace.is_connected
+    assert [(node.step, node.span.span_id) for node, _ in trace.walk()] == [
+        ("checkout", "a"),
+        ("emit", "b"),
+        ("relay", "w"),
+        ("emit", "h"),
+        ("relay", "w"),
+    ]
+
+
+def test_a_window_is_shown_once_below_the_creation_that_is_its_parent() -> None:
+    own = span("c", "b", "send orders", 10, 14, links=((TRACE, "b"),))
+    trace = build_tree(TRACE, [*STORY[:2], own])
+    assert [node.span.span_id for node, _ in trace.walk()] == ["a", "b", "c"]
 
 
 def test_spans_that_were_written_twice_count_once() -> None:

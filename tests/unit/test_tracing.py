@@ -24,13 +24,14 @@ from towpath.telemetry.context import (
     traceparent_of,
 )
 from towpath.telemetry.names import SCOPE, SPANS, attributes
-from towpath.telemetry.sending import SendTracer, SentWindow
+from towpath.telemetry.sending import MAX_LINKS, SendTracer, SentWindow
 from towpath.telemetry.tracing import creation_headers, process_span, replay_span
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 MESSAGE = UUID("0190a1b2-0000-7000-8000-000000000001")
 CANARY = "c4n4ry-s3cr3t"
+KAFKA: dict[str, str | int] = {"system": "kafka", "server_address": "kafka-1", "server_port": 9092}
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
@@ -131,6 +132,7 @@ class TestCreating:
         assert span_context(headers) is not None
         assert span_context(headers).span_id == span.context.span_id  # type: ignore[union-attr]
         assert span.attributes == attributes(
+            system="towpath",
             operation="create",
             operation_type="create",
             destination="orders",
@@ -192,11 +194,11 @@ class TestProcessing:
         assert {span.parent.span_id for span in finished[1:] if span.parent} == {creation.span_id}
 
     def test_its_attributes_follow_the_conventions(self, spans: InMemorySpanExporter) -> None:
-        self.run(create(), attempt=2, run_no=1, trigger="retry", system="kafka")
+        self.run(create(), attempt=2, run_no=1, trigger="retry", labels=KAFKA)
         span = by_name(spans)["process orders"]
         assert span.kind is SpanKind.CONSUMER
         assert span.attributes == attributes(
-            system="kafka",
+            **KAFKA,
             operation="process",
             operation_type="process",
             destination="orders",
@@ -276,66 +278,81 @@ class TestProcessing:
 
 
 class TestSending:
-    def test_a_window_is_one_span_linked_to_creations_with_a_share_below_each(
+    def test_a_window_is_one_span_below_the_first_creation_and_linked_to_all(
         self, spans: InMemorySpanExporter
     ) -> None:
+        """O4"""
         messages = [Sent(create()), Sent(create(), message_id=uuid4())]
-        with SendTracer("kafka").window(messages) as window:
+        with SendTracer(KAFKA).window(messages) as window:
             window.acknowledged = {0, 1}
-        finished = spans.get_finished_spans()
         creations = [
-            span.context.span_id for span in finished if span.name == "create orders" and span.context
+            span.context.span_id
+            for span in spans.get_finished_spans()
+            if span.name == "create orders" and span.context
         ]
-        window_span = by_name(spans)["send window"]
-        shares = [span for span in finished if span.name == "send orders"]
-        assert [link.context.span_id for link in window_span.links] == creations
-        assert [span.parent.span_id for span in shares if span.parent] == creations
-        assert all(span.status.status_code is StatusCode.UNSET for span in shares)
-        assert window_span.attributes == attributes(
-            system="kafka", operation="send", operation_type="send", batch_count=2
+        (sent,) = [span for span in spans.get_finished_spans() if span.name.startswith("send")]
+        assert sent.name == "send orders"
+        assert sent.kind is SpanKind.CLIENT
+        assert sent.parent is not None
+        assert sent.parent.span_id == creations[0]
+        assert [link.context.span_id for link in sent.links] == creations
+        assert [dict(link.attributes or {}) for link in sent.links] == [
+            attributes(message_id=str(message.message_id), type="order.placed") for message in messages
+        ]
+        assert sent.status.status_code is StatusCode.UNSET
+        assert sent.attributes == attributes(
+            **KAFKA, operation="send", operation_type="send", destination="orders", batch_count=2
         )
-        assert window_span.context is not None
-        assert shares[0].links[0].context.span_id == window_span.context.span_id
 
-    def test_each_message_tells_its_own_fate(self, spans: InMemorySpanExporter) -> None:
-        messages = [Sent(create()) for _ in range(3)]
-        with SendTracer("kafka").window(messages) as window:
-            window.acknowledged = {0}
+    def test_what_varies_within_a_window_is_told_by_its_links(self, spans: InMemorySpanExporter) -> None:
+        messages = [Sent(create()), Sent(create("invoices"), address="invoices"), Sent(create())]
+        with SendTracer(KAFKA).window(messages) as window:
+            window.acknowledged = {0, 2}
             window.refused = {1: "too_large"}
-        shares = [span for span in spans.get_finished_spans() if span.name == "send orders"]
-        assert [(span.attributes or {}).get("error.type") for span in shares] == [
-            None,
-            "too_large",
-            "unknown_outcome",
+        sent = by_name(spans)["send"]
+        assert "messaging.destination.name" not in (sent.attributes or {})
+        told = [
+            ((link.attributes or {})["messaging.destination.name"], (link.attributes or {}).get("error.type"))
+            for link in sent.links
         ]
+        assert told == [("invoices", "too_large"), ("orders", None), ("orders", None)]
+        assert sent.status.status_code is StatusCode.UNSET
+
+    def test_a_window_of_which_nothing_arrived_has_failed(self, spans: InMemorySpanExporter) -> None:
+        with SendTracer(KAFKA).window([Sent(create())]) as window:
+            window.refused = {0: "unroutable"}
+        sent = by_name(spans)["send orders"]
+        assert sent.status.status_code is StatusCode.ERROR
+        assert (sent.attributes or {})["error.type"] == "unroutable"
 
     def test_a_window_that_failed_says_so_redacted(self, spans: InMemorySpanExporter) -> None:
         """X3"""
-        with SendTracer("kafka").window([Sent(create())]) as window:
+        with SendTracer(KAFKA).window([Sent(create())]) as window:
             window.error = f"cannot reach kafka://app:{CANARY}@broker:9092"
+        assert by_name(spans)["send orders"].status.status_code is StatusCode.ERROR
         for span in spans.get_finished_spans():
             assert CANARY not in span.to_json()
 
-    def test_unsampled_and_untraced_messages_cost_no_span(self, spans: InMemorySpanExporter) -> None:
+    def test_unsampled_and_untraced_messages_cost_no_link(self, spans: InMemorySpanExporter) -> None:
         unsampled = PARENT.removesuffix("01") + "00"
         messages = [
             Sent(()),
             Sent((("traceparent", unsampled.encode()),)),
             Sent((("traceparent", b"junk"),)),
         ]
-        with SendTracer("kafka").window(messages):
+        with SendTracer(KAFKA).window(messages):
             pass
-        assert [span.name for span in spans.get_finished_spans()] == ["send window"]
+        (sent,) = spans.get_finished_spans()
+        assert (sent.name, sent.parent, sent.links) == ("send orders", None, ())
 
-    def test_spans_of_messages_are_limited_by_a_budget(self, spans: InMemorySpanExporter) -> None:
-        tracer = SendTracer("kafka", spans_per_second=0.001, burst=3)
-        messages = [Sent((("traceparent", PARENT.encode()),))] * 5
-        for _ in range(2):
-            with tracer.window(messages):
-                pass
-        names = [span.name for span in spans.get_finished_spans()]
-        assert names.count("send orders") == 3
-        assert names.count("send window") == 2
+    def test_links_are_limited_and_refused_messages_come_first(self, spans: InMemorySpanExporter) -> None:
+        messages = [Sent((("traceparent", PARENT.encode()),), message_id=uuid4()) for _ in range(200)]
+        with SendTracer(KAFKA).window(messages) as window:
+            window.refused = {199: "too_large"}
+            window.acknowledged = set(range(199))
+        sent = by_name(spans)["send orders"]
+        assert len(sent.links) == MAX_LINKS
+        assert (sent.links[0].attributes or {})["messaging.message.id"] == str(messages[199].message_id)
 
     def test_without_an_sdk_messages_are_not_even_looked_at(self) -> None:
         class Untouchable:
@@ -343,7 +360,7 @@ class TestSending:
                 raise AssertionError(name)
 
         assert not has_sdk()
-        with SendTracer("kafka").window([Untouchable()]) as window:  # type: ignore[list-item]
+        with SendTracer(KAFKA).window([Untouchable()]) as window:  # type: ignore[list-item]
             assert window == SentWindow()
 
 

@@ -24,6 +24,13 @@ class BrokerUrl:
     password: str | None
     path: str
 
+    def labels(self, system: str, default_port: int) -> Mapping[str, str | int]:
+        """What telemetry says of the broker: its system, and the address of a single server."""
+        if len(self.hosts) != 1:
+            return {"system": system}
+        ((host, port),) = self.hosts
+        return {"system": system, "server_address": host, "server_port": port or default_port}
+
     def __repr__(self) -> str:
         hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts)
         return f"{self.scheme}://{hosts}{self.path}"

@@ -157,6 +157,7 @@ class Consumer:
             outbox=self._outbox,
             resources=resources,
             telemetry=self._telemetry,
+            broker_labels=self._broker.labels,
             on_progress=self.health.note,
         )
         try:

@@ -64,6 +64,7 @@ class Member:
         outbox: Outbox,
         resources: Mapping[type, object],
         telemetry: Telemetry,
+        broker_labels: Mapping[str, str | int],
         on_progress: Callable[[str], None],
     ) -> None:
         self.id: UUID = uuid7()
@@ -109,6 +110,7 @@ class Member:
             executor,
             breakers,
             telemetry,
+            broker_labels,
             lambda seconds: wake_after(wake, seconds),
             settings.max_deliveries,
         )

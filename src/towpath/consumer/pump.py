@@ -125,7 +125,13 @@ class Pump:
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         now = datetime.now(UTC)
         for source, amount in Counter(delivery.source for delivery in deliveries).items():
-            self._telemetry.add(names.CONSUMED_MESSAGES, amount, destination=source, group=self._app.name)
+            self._telemetry.add(
+                names.CONSUMED_MESSAGES,
+                amount,
+                operation="receive",
+                destination=source,
+                group=self._app.name,
+            )
         for delivery in deliveries:
             name = self._destinations.get(delivery.source)
             asked = read(self._app, delivery, now, destination=name)

@@ -42,6 +42,7 @@ class Report:
             self._telemetry.record_all(
                 names.PROCESS_DURATION,
                 values,
+                operation="process",
                 destination=source,
                 group=self._group,
                 type=type_,

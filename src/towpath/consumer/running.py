@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ class Runner:
         executor: Executor,
         breakers: Breakers,
         telemetry: Telemetry,
+        broker_labels: Mapping[str, str | int],
         wake_due_after: Callable[[float], None],
         max_deliveries: int,
     ) -> None:
@@ -60,6 +61,7 @@ class Runner:
         self._executor = executor
         self._breakers = breakers
         self._report = Report(app.name, telemetry)
+        self._broker_labels = broker_labels
         self._wake_due_after = wake_due_after
         self._max_deliveries = max_deliveries
 
@@ -81,6 +83,7 @@ class Runner:
             attempt=work.attempt + 1,
             run_no=work.run_no,
             trigger=work.trigger,
+            labels=self._broker_labels,
         )
         work.trace = work.trace or span.traceparent
         if work.deliveries > self._max_deliveries:

@@ -80,13 +80,14 @@ async def _run(app: App, settings: Settings) -> None:
         session_count=settings.worker.sessions,
         lease_seconds=settings.worker.lease.total_seconds(),
     )
+    broker = broker_from_url(settings.broker_url.get_secret_value(), settings.broker_options)
     consumer = Consumer(
         app,
         database,
-        broker_from_url(settings.broker_url.get_secret_value(), settings.broker_options),
+        broker,
         settings.worker,
         outbox=Outbox(schema=settings.schema_name, max_payload_bytes=settings.max_payload_bytes),
-        telemetry=OpenTelemetry(),
+        telemetry=OpenTelemetry(broker.labels),
     )
 
     def note_draining() -> None:

@@ -76,14 +76,13 @@ class Relay:
         options: RelayOptions | None = None,
         *,
         schema: str = DEFAULT_SCHEMA,
-        system: str = "",
         telemetry: Telemetry = NO_TELEMETRY,
     ) -> None:
         options = options or RelayOptions()
         self.id = uuid7()
         """New in every process: a restarted relay is another relay."""
         self._options = options
-        hooks = RelayHooks(self.id, system, telemetry)
+        hooks = RelayHooks(self.id, broker.labels, telemetry)
         journal, leases = Journal(schema), Leases(schema)
         self._shards = Shards(held_bytes=options.held_bytes)
         self._away = Away(options.backoff, hooks)

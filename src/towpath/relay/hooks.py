@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 from uuid import UUID
 
-from towpath.brokers.ports import OutboundMessage
+from towpath.brokers.ports import OutboundMessage, PublishResult
 from towpath.errors import MessageRefused
 from towpath.failures import redact
 from towpath.relay.progress import Batch
@@ -28,11 +28,12 @@ log: Final = event_logger("towpath.relay")
 class RelayHooks:
     """Reports for one relay. Never raises, never blocks."""
 
-    def __init__(self, relay: UUID, system: str, telemetry: Telemetry = NO_TELEMETRY) -> None:
+    def __init__(
+        self, relay: UUID, labels: Mapping[str, str | int], telemetry: Telemetry = NO_TELEMETRY
+    ) -> None:
         self._relay = str(relay)
-        self._system = system
         self._telemetry = telemetry
-        self._tracer = SendTracer(system)
+        self._tracer = SendTracer(labels)
 
     @contextmanager
     def window(self, messages: Sequence[OutboundMessage]) -> Iterator[SentWindow]:
@@ -41,22 +42,35 @@ class RelayHooks:
             yield sent
 
     def sent(
-        self, batch: Batch, acknowledged: Iterable[int], refused: Iterable[MessageRefused], seconds: float
+        self,
+        batch: Batch,
+        offered: Iterable[int],
+        result: PublishResult,
+        error: str | None,
+        seconds: float,
     ) -> None:
-        """A window is settled as far as it was."""
+        """A window is settled as far as it was; `offered` are the indexes that went to the broker."""
         telemetry = self._telemetry
         if telemetry is NO_TELEMETRY:
             return
         messages = batch.messages
-        labels = {"system": self._system, "operation": "send"}
-        for address, count in Counter(messages[index].address for index in acknowledged).items():
-            telemetry.add(names.SENT_MESSAGES, count, destination=address, **labels)
-        for refusal in refused:
-            telemetry.add(names.SENT_MESSAGES, 1, error_type=refusal.reason, **labels)
-        telemetry.record(names.OPERATION_DURATION, seconds, **labels)
-        telemetry.record(names.RELAY_WINDOW_ROWS, len(messages), system=self._system)
+        fates: Counter[tuple[str, str | None]] = Counter()
+        for index in offered:
+            if index in result.acknowledged:
+                fates[messages[index].address, None] += 1
+            else:
+                refusal = result.refused.get(index)
+                fates[messages[index].address, error if refusal is None else refusal.reason] += 1
+        for (address, problem), count in fates.items():
+            telemetry.add(
+                names.SENT_MESSAGES, count, operation="send", destination=address, error_type=problem
+            )
+        telemetry.record(
+            names.OPERATION_DURATION, seconds, operation="send", operation_type="send", error_type=error
+        )
+        telemetry.record(names.RELAY_WINDOW_ROWS, len(messages))
         age = time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000
-        telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age), system=self._system)
+        telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age))
 
     def oldest_unsent(self, seconds: float) -> None:
         """Age of the oldest row that is not sent, as far as this relay has read."""

@@ -164,8 +164,9 @@ class Sender:
         if indexes is not None:
             result.acknowledged = {indexes[index] for index in result.acknowledged}
             result.refused = {indexes[index]: refusal for index, refusal in result.refused.items()}
+        seconds = time.monotonic() - started
+        self._hooks.sent(batch, indexes or range(len(messages)), result, sent.error, seconds)
         _excuse_canaries(batch, result)
-        self._hooks.sent(batch, result.acknowledged, result.refused.values(), time.monotonic() - started)
         return result
 
     async def _offer(self, messages: Sequence[OutboundMessage]) -> PublishResult:

@@ -14,7 +14,6 @@ from towpath.telemetry.metrics import OpenTelemetry
 from towpath.telemetry.setup import setup
 
 SERVICE = "outbox-relay"
-_SYSTEMS: Mapping[str, str] = {"kafka": "kafka", "amqp": "rabbitmq", "amqps": "rabbitmq", "memory": "memory"}
 
 
 class _Probe:
@@ -50,14 +49,13 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    url = settings.broker_url.get_secret_value()
+    broker = broker_from_url(settings.broker_url.get_secret_value(), settings.broker_options)
     relay = Relay(
         settings.database_url.get_secret_value(),
-        broker_from_url(url, settings.broker_options),
+        broker,
         RelayOptions.of(settings.relay),
         schema=settings.schema_name,
-        system=_SYSTEMS.get(url.partition("://")[0].partition("+")[0], "other"),
-        telemetry=OpenTelemetry(),
+        telemetry=OpenTelemetry(broker.labels),
     )
     try:
         await serve(

@@ -8,14 +8,20 @@ from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanContext, TraceFlags, TraceState
+from opentelemetry.trace import Span, SpanContext, TraceFlags, Tracer, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from towpath.messages.headers import TRACEPARENT, TRACESTATE, Headers
+from towpath.telemetry.names import SCHEMA_URL, SCOPE
 
 ROOT: Final = Context()
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _VERSION_0: Final = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def tracer() -> Tracer:
+    """The tracer of this library, under the conventions that its spans follow."""
+    return trace.get_tracer(SCOPE, schema_url=SCHEMA_URL)
 
 
 def headers_of(span: Span) -> Headers:

@@ -1,12 +1,13 @@
 """The hook object the engines report to; instruments come from OpenTelemetry's metrics API."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import Meter
 
-from towpath.telemetry.names import METRICS, SCOPE, Metric, attributes
+from towpath.telemetry.names import METRICS, SCHEMA_URL, SCOPE, Metric, attributes
 
 
 class Telemetry:
@@ -33,14 +34,23 @@ NO_TELEMETRY: Final = Telemetry()
 
 
 class OpenTelemetry(Telemetry):
-    """Reports to OpenTelemetry: to nothing until an SDK is set up, to its exporters afterwards."""
+    """Reports to OpenTelemetry: to nothing until an SDK is set up, to its exporters afterwards.
 
-    def __init__(self, meter: Meter | None = None) -> None:
-        meter = meter or metrics.get_meter(SCOPE)
+    `labels` are carried by every metric that lists them; a broker tells its own.
+    """
+
+    def __init__(
+        self, labels: Mapping[str, str | int] = MappingProxyType({}), *, meter: Meter | None = None
+    ) -> None:
+        meter = meter or metrics.get_meter(SCOPE, schema_url=SCHEMA_URL)
+        self._shared: dict[Metric, dict[str, str | int | float | bool]] = {}
         self._add: dict[Metric, Callable[..., None]] = {}
         self._record: dict[Metric, Callable[..., None]] = {}
         self._set: dict[Metric, Callable[..., None]] = {}
         for metric in METRICS:
+            self._shared[metric] = attributes(
+                **{name: value for name, value in labels.items() if name in metric.attributes}
+            )
             if metric.kind == "counter":
                 self._add[metric] = meter.create_counter(metric.name, metric.unit, metric.description).add
             elif metric.kind == "histogram":
@@ -54,15 +64,15 @@ class OpenTelemetry(Telemetry):
                 self._set[metric] = meter.create_gauge(metric.name, metric.unit, metric.description).set
 
     def add(self, metric: Metric, amount: float = 1, /, **labels: str | None) -> None:
-        self._add[metric](amount, attributes(**labels))
+        self._add[metric](amount, self._shared[metric] | attributes(**labels))
 
     def record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
-        self._record[metric](value, attributes(**labels))
+        self._record[metric](value, self._shared[metric] | attributes(**labels))
 
     def record_all(self, metric: Metric, values: Iterable[float], /, **labels: str | None) -> None:
-        record, shared = self._record[metric], attributes(**labels)
+        record, shared = self._record[metric], self._shared[metric] | attributes(**labels)
         for value in values:
             record(value, shared)
 
     def set(self, metric: Metric, value: float, /, **labels: str | None) -> None:
-        self._set[metric](value, attributes(**labels))
+        self._set[metric](value, self._shared[metric] | attributes(**labels))

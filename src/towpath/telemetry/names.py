@@ -1,7 +1,9 @@
 """Every span, metric, attribute and log event, spelled once. `docs/telemetry.md` is made from here.
 
-Source: OpenTelemetry semantic conventions for messaging spans and metrics
-(https://opentelemetry.io/docs/specs/semconv/messaging/); what they do not name starts with `towpath.`.
+Source: OpenTelemetry semantic conventions for messaging spans and metrics, version 1.44.0
+(https://opentelemetry.io/docs/specs/semconv/messaging/; status "development"); what they do not name
+starts with `towpath.`. One difference is meant: on RabbitMQ the destination is the exchange alone, as
+messages are addressed here; routing keys are towpath's own business.
 """
 
 from collections.abc import Mapping
@@ -12,9 +14,16 @@ from typing import Final, Literal, TypeAlias
 SCOPE: Final = "towpath"
 """The instrumentation scope of every tracer and meter."""
 
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+
+OUTBOX_SYSTEM: Final = "towpath"
+"""The messaging system as a producer knows it: the outbox, whichever broker its messages go to."""
+
 ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "system": "messaging.system",
+        "server_address": "server.address",
+        "server_port": "server.port",
         "operation": "messaging.operation.name",
         "operation_type": "messaging.operation.type",
         "destination": "messaging.destination.name",
@@ -38,7 +47,9 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
 SpanKindName: TypeAlias = Literal["producer", "client", "consumer", "internal"]
 MetricKind: TypeAlias = Literal["counter", "histogram", "gauge"]
 
-_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_CONVENTIONAL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_SECONDS: Final = (0.001, 0.0025, *_CONVENTIONAL_SECONDS, 30, 60, 300)
+"""The boundaries of the conventions, and some at both ends."""
 _LONG_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
 
 
@@ -64,24 +75,23 @@ class Metric:
     buckets: tuple[float, ...] | None = None
 
 
+_BROKER: Final = ("system", "server_address", "server_port")
+"""Which broker; the address where there is one server and not a list."""
+
 CREATE: Final = SpanSpec(
     "create {destination}",
     "producer",
     "A message was written into the outbox. Its context is stored with the row and travels in the headers.",
-    ("operation", "operation_type", "destination", "message_id", "type"),
-)
-SEND_WINDOW: Final = SpanSpec(
-    "send window",
-    "client",
-    "The relay published one window; linked to the creation context of its sampled messages.",
-    ("system", "operation", "operation_type", "batch_count", "error_type"),
+    ("system", "operation", "operation_type", "destination", "message_id", "type"),
 )
 SEND: Final = SpanSpec(
     "send {destination}",
     "client",
-    "The relay's share of one sampled message, below its creation context: from the start of its window "
-    "to the broker's confirmation.",
-    ("system", "operation", "operation_type", "destination", "message_id", "type", "error_type"),
+    "The relay published one window of messages; `send` alone when they had several destinations. Below the "
+    "creation context of the first sampled message, and linked to that of every one up to 128; a link "
+    "carries `messaging.message.id`, the type, what varies within the window, and `error.type` where the "
+    "broker refused the message.",
+    (*_BROKER, "operation", "operation_type", "destination", "batch_count", "error_type"),
 )
 PROCESS: Final = SpanSpec(
     "process {destination}",
@@ -89,7 +99,7 @@ PROCESS: Final = SpanSpec(
     "One attempt of a consumer group at one message. `trigger` tells what started it: `broker` or why "
     "it had waited (`retry`, `snooze`, `delay`, `replay`, `promoted`, `lost`).",
     (
-        "system",
+        *_BROKER,
         "operation",
         "operation_type",
         "destination",
@@ -110,21 +120,21 @@ REPLAY: Final = SpanSpec(
     "An operator sent a dead letter back to work.",
     ("destination", "group", "message_id", "type", "actor"),
 )
-SPANS: Final = (CREATE, SEND_WINDOW, SEND, PROCESS, REPLAY)
+SPANS: Final = (CREATE, SEND, PROCESS, REPLAY)
 
 SENT_MESSAGES: Final = Metric(
     "messaging.client.sent.messages",
     "counter",
     "{message}",
-    "Messages the relay sent; with `error.type` where the broker refused one.",
-    ("system", "operation", "destination", "error_type"),
+    "Messages the relay sent; with `error.type` where the broker refused one, or did not confirm it.",
+    (*_BROKER, "operation", "destination", "error_type"),
 )
 OPERATION_DURATION: Final = Metric(
     "messaging.client.operation.duration",
     "histogram",
     "s",
     "From handing a window to the broker's client until everything in it is confirmed or given up.",
-    ("system", "operation", "error_type"),
+    (*_BROKER, "operation", "operation_type", "error_type"),
     _SECONDS,
 )
 CONSUMED_MESSAGES: Final = Metric(
@@ -132,7 +142,7 @@ CONSUMED_MESSAGES: Final = Metric(
     "counter",
     "{message}",
     "Messages delivered to this process by the broker, repeats included.",
-    ("system", "operation", "destination", "group"),
+    (*_BROKER, "operation", "destination", "group"),
 )
 SKIPPED_MESSAGES: Final = Metric(
     "towpath.messages.skipped",
@@ -146,7 +156,7 @@ PROCESS_DURATION: Final = Metric(
     "histogram",
     "s",
     "One attempt of a handler, from claim to settled.",
-    ("system", "operation", "destination", "group", "type", "error_type"),
+    (*_BROKER, "operation", "destination", "group", "type", "error_type"),
     _SECONDS,
 )
 OUTBOX_OLDEST_AGE: Final = Metric(

@@ -1,6 +1,5 @@
-"""Spans of the relay: one per window, and a share of it below each sampled message's creation."""
+"""The relay's span: one for each window, linked to the creation of its sampled messages."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -8,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
 
-from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from towpath.failures import redact
 from towpath.messages.headers import TRACEPARENT, Headers
-from towpath.telemetry.context import extract, has_sdk, span_context
-from towpath.telemetry.names import SCOPE, SEND_WINDOW, attributes
+from towpath.telemetry.context import has_sdk, parent_of, span_context, tracer
+from towpath.telemetry.names import attributes
 
 MAX_LINKS: Final = 128
 """As many as the SDK keeps by default."""
@@ -51,20 +49,16 @@ class SentWindow:
 
 
 class SendTracer:
-    """Traces the windows of one publisher; not shared between threads.
+    """Traces the windows of one publisher; `labels` tell the broker.
 
-    A span per sampled message would cost more than publishing it, so they are limited to
-    `spans_per_second` with bursts of `burst`; above that a message shows in its trace by its
-    `create` and `process` spans only. Without an SDK a window costs nothing per message.
+    A span per sampled message would cost more than publishing it. So a window is one span: the child of
+    its first sampled message's creation, hence sampled as that is, and linked to the first `MAX_LINKS` of
+    them, those that were refused before others. Without an SDK it costs nothing per message.
     """
 
-    def __init__(self, system: str, *, spans_per_second: float = 500, burst: float = 2000) -> None:
-        self._system = system
-        self._rate = spans_per_second
-        self._burst = burst
-        self._budget = burst
-        self._refilled_at = time.monotonic()
-        self._tracer = trace.get_tracer(SCOPE)
+    def __init__(self, labels: Mapping[str, str | int]) -> None:
+        self._labels = labels
+        self._tracer = tracer()
 
     @contextmanager
     def window(self, messages: Sequence[SentMessage]) -> Iterator[SentWindow]:
@@ -73,16 +67,20 @@ class SendTracer:
         if not has_sdk():
             yield outcome
             return
-        traced = self._within_budget(
-            [index for index, message in enumerate(messages) if _is_sampled(message)]
-        )
-        started_at = time.time_ns()
+        sampled = [index for index, message in enumerate(messages) if _is_sampled(message)]
+        first = span_context(messages[sampled[0]].headers) if sampled else None
+        destinations = {message.address for message in messages}
+        destination = destinations.pop() if len(destinations) == 1 else None
         with self._tracer.start_as_current_span(
-            SEND_WINDOW.name,
+            "send" if destination is None else f"send {destination}",
+            context=None if first is None else parent_of(first),
             kind=SpanKind.CLIENT,
-            links=self._links(messages, traced),
             attributes=attributes(
-                system=self._system, operation="send", operation_type="send", batch_count=len(messages)
+                **self._labels,
+                operation="send",
+                operation_type="send",
+                destination=destination,
+                batch_count=len(messages),
             ),
             record_exception=False,
             set_status_on_exception=False,
@@ -93,63 +91,41 @@ class SendTracer:
                 outcome.error = outcome.error or type(error).__qualname__
                 raise
             finally:
-                self._finish(span, messages, traced, outcome, started_at)
+                if span.is_recording():
+                    _finish(span, messages, sampled, outcome, is_mixed=destination is None)
 
-    def _finish(
-        self,
-        window: Span,
-        messages: Sequence[SentMessage],
-        traced: Sequence[int],
-        outcome: SentWindow,
-        started_at: int,
-    ) -> None:
-        if outcome.error is not None:
-            outcome.error = redact(outcome.error, limit=_CODE_LIMIT)
-            window.set_attributes(attributes(error_type=outcome.error))
-            window.set_status(StatusCode.ERROR, outcome.error)
-        link = [Link(window.get_span_context())] if window.get_span_context().is_valid else []
-        for index in traced:
-            self._finish_message(messages[index], index, outcome, link, started_at)
 
-    def _finish_message(
-        self, message: SentMessage, index: int, outcome: SentWindow, link: list[Link], started_at: int
-    ) -> None:
-        failure = outcome.refused.get(index)
-        if failure is None and index not in outcome.acknowledged:
-            failure = outcome.error or "unknown_outcome"
-        if failure is not None:
-            failure = redact(failure, limit=_CODE_LIMIT)
-        span = self._tracer.start_span(
-            f"send {message.address}",
-            context=extract(message.headers),
-            kind=SpanKind.CLIENT,
-            links=link,
-            attributes=attributes(
-                system=self._system,
-                operation="send",
-                operation_type="send",
-                destination=message.address,
+def _finish(
+    span: Span,
+    messages: Sequence[SentMessage],
+    sampled: Sequence[int],
+    outcome: SentWindow,
+    *,
+    is_mixed: bool,
+) -> None:
+    """Link to the messages, each with its own fate, and tell what became of all of them."""
+    refused = outcome.refused
+    for index in sorted(sampled, key=lambda index: index not in refused)[:MAX_LINKS]:
+        message = messages[index]
+        if (context := span_context(message.headers)) is not None:
+            link = attributes(
                 message_id=str(message.message_id),
                 type=message.type,
-                error_type=failure,
-            ),
-            start_time=started_at,
-        )
-        if failure is not None:
-            span.set_status(StatusCode.ERROR, failure)
-        span.end()
+                destination=message.address if is_mixed else None,
+                error_type=_code(refused.get(index)),
+            )
+            span.add_link(context, link)
+    error = outcome.error
+    if error is None and refused and not outcome.acknowledged:
+        error = next(iter(refused.values()))
+    if error is not None:
+        outcome.error = _code(error)
+        span.set_attributes(attributes(error_type=outcome.error))
+        span.set_status(StatusCode.ERROR, outcome.error)
 
-    def _links(self, messages: Sequence[SentMessage], traced: Sequence[int]) -> list[Link]:
-        contexts = (span_context(messages[index].headers) for index in traced[:MAX_LINKS])
-        return [Link(context) for context in contexts if context is not None]
 
-    def _within_budget(self, indexes: list[int]) -> list[int]:
-        now = time.monotonic()
-        self._budget = min(self._burst, self._budget + (now - self._refilled_at) * self._rate)
-        self._refilled_at = now
-        allowed = indexes[: int(self._budget)]
-        self._budget -= len(allowed)
-        return allowed
+def _code(text: str | None) -> str | None:
+    return None if text is None else redact(text, limit=_CODE_LIMIT)
 
 
 def _is_sampled(message: SentMessage) -> bool:

@@ -2,13 +2,14 @@
 
 The context of the span that created a message (`create`) is stored with its row, copied to the
 broker's headers unchanged, and stored again while the message waits. Every later span of the
-message (`send`, each `process`, `replay`) is a child of that context, so one trace id leads from
-the producer through retries to the last replay.
+message (each `process`, `replay`) is a child of that context and the relay's `send` links to it, so
+one trace id leads from the producer through retries to the last replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Final, Self
 from uuid import UUID
 
@@ -30,8 +31,9 @@ from towpath.telemetry.context import (
     span_context,
     trace_id_of,
     traceparent_of,
+    tracer,
 )
-from towpath.telemetry.names import SCOPE, attributes
+from towpath.telemetry.names import OUTBOX_SYSTEM, attributes
 
 __all__ = [
     "ProcessSpan",
@@ -48,7 +50,7 @@ __all__ = [
     "traceparent_of",
 ]
 
-_TRACER: Final = trace.get_tracer(SCOPE)
+_TRACER: Final = tracer()
 
 
 def creation_headers(*, destination: str, type_: str, message_id: UUID) -> Headers:
@@ -63,6 +65,7 @@ def creation_headers(*, destination: str, type_: str, message_id: UUID) -> Heade
         f"create {destination}",
         kind=SpanKind.PRODUCER,
         attributes=attributes(
+            system=OUTBOX_SYSTEM,
             operation="create",
             operation_type="create",
             destination=destination,
@@ -178,10 +181,10 @@ def process_span(
     attempt: int = 1,
     run_no: int = 0,
     trigger: str = "broker",
-    system: str | None = None,
+    labels: Mapping[str, str | int] = MappingProxyType({}),
     is_parented: bool = True,
 ) -> ProcessSpan:
-    """Start the span of one attempt, below the message's creation context.
+    """Start the span of one attempt, below the message's creation context; `labels` tell the broker.
 
     With `is_parented=False` it starts a trace of its own that links to the creation context, for
     groups whose traces must not grow with those of their producers. Without an SDK nothing is read
@@ -196,7 +199,7 @@ def process_span(
         kind=SpanKind.CONSUMER,
         links=[] if is_parented or remote is None else [Link(remote)],
         attributes=attributes(
-            system=system,
+            **labels,
             operation="process",
             operation_type="process",
             destination=destination,

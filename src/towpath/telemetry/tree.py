@@ -55,7 +55,7 @@ class TraceTree:
 
     @property
     def spans(self) -> tuple[SpanRecord, ...]:
-        """All spans, parents first."""
+        """All spans, parents first; one that stands in several places comes several times."""
         return tuple(node.span for node, _ in self.walk())
 
     def walk(self) -> Iterable[tuple[SpanNode, int]]:
@@ -73,21 +73,29 @@ class TraceTree:
 
 
 def load_trace(paths: Iterable[Path], trace_id: str) -> TraceTree:
-    """The spans of one trace, as a tree. An unknown trace has no roots."""
+    """The spans of one trace and those that link to it, as a tree. An unknown trace has no roots."""
     wanted = trace_id.strip().lower()
-    return build_tree(wanted, [span for span in read_spans(paths) if span.trace_id == wanted])
+    return build_tree(wanted, list(read_spans(paths)))
 
 
 def build_tree(trace_id: str, spans: Sequence[SpanRecord]) -> TraceTree:
-    """A tree from the spans of one trace; a span that was exported twice counts once."""
-    nodes = {span.span_id: SpanNode(span) for span in sorted(spans, key=_order)}
+    """A tree of the trace's spans among these; a span that was exported twice counts once.
+
+    One that links to a span of the trace, as a relay's window does, stands below that one too.
+    """
+    unique = {span.span_id: span for span in sorted(spans, key=_order)}
+    nodes = {key: SpanNode(span) for key, span in unique.items() if span.trace_id == trace_id}
     roots: list[SpanNode] = []
-    for node in nodes.values():
-        parent = nodes.get(node.span.parent_id or "")
-        if parent is None or parent is node:
+    for span in unique.values():
+        node = nodes.get(span.span_id)
+        above = span.parent_id if node is not None and span.parent_id != span.span_id else None
+        if above in nodes:
+            nodes[above].children.append(nodes[span.span_id])
+        elif node is not None:
             roots.append(node)
-        else:
-            parent.children.append(node)
+        for linked in dict.fromkeys(span_id for of, span_id in span.links if of == trace_id):
+            if linked in nodes and linked != above:
+                nodes[linked].children.append(SpanNode(span))
     return TraceTree(trace_id, tuple(roots))
 
 

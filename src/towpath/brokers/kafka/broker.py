@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from towpath.brokers.kafka.admin import KafkaAdmin
-from towpath.brokers.kafka.config import KafkaConfig
+from towpath.brokers.kafka.config import DEFAULT_PORT, KafkaConfig
 from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
 from towpath.brokers.ports import Subscription
@@ -26,6 +26,11 @@ class KafkaBroker:
     def max_message_bytes(self) -> int:
         """Messages above this are refused as `too_large`: 1 MiB without the protocol's overhead."""
         return self._config.max_message_bytes
+
+    @property
+    def labels(self) -> Mapping[str, str | int]:
+        """`kafka`, and the server where the URL names one."""
+        return self._config.url.labels("kafka", DEFAULT_PORT)
 
     def publisher(self) -> KafkaPublisher:
         """A publisher with a producer of its own."""

@@ -37,6 +37,11 @@ class MemoryBroker:
         """Messages above this are refused as `too_large`."""
         return self._max_message_bytes
 
+    @property
+    def labels(self) -> Mapping[str, str | int]:
+        """`memory`."""
+        return {"system": "memory"}
+
     def publisher(self) -> MemoryPublisher:
         """A publisher into the hub."""
         return MemoryPublisher(self._hub, self._max_message_bytes)

@@ -27,6 +27,11 @@ class RabbitBroker:
         """Messages above this are refused as `too_large`."""
         return self._config.max_message_bytes
 
+    @property
+    def labels(self) -> Mapping[str, str | int]:
+        """`rabbitmq` and the server."""
+        return self._config.labels
+
     def publisher(self) -> RabbitPublisher:
         """A publisher with a connection of its own."""
         return RabbitPublisher(self._config)

@@ -42,6 +42,7 @@ class RabbitConfig:
     """Everything the adapter needs."""
 
     url: str = field(repr=False)
+    labels: Mapping[str, str | int]
     heartbeat_seconds: int
     connection_name: str
     ssl_context: ssl.SSLContext | None
@@ -69,6 +70,7 @@ class RabbitConfig:
             raise ConfigurationError("TLS options are given for an amqp:// URL: use amqps://")
         return cls(
             url=url,
+            labels=parsed.labels("rabbitmq", 5671 if is_secure else 5672),
             heartbeat_seconds=_number(options, "heartbeat_seconds", 10),
             connection_name=str(options.get("connection_name", "towpath")),
             ssl_context=tls_context(options) if is_secure else None,
