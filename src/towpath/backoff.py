@@ -38,6 +38,15 @@ def parse_duration(value: str | timedelta) -> timedelta:
     return timedelta(seconds=seconds)
 
 
+def duration_text(value: timedelta) -> str:
+    """The duration as `parse_duration` reads it, in the largest unit that needs no fraction."""
+    for unit, size in reversed(_UNITS.items()):
+        span = timedelta(seconds=size)
+        if value >= span and not value % span:
+            return f"{value // span}{unit}"
+    return f"{value.total_seconds():g}s"
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often and how late a failed message is tried again. Attempts AND age bound it.

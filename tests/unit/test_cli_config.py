@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_every_setting_is_shown_with_its_variable(show: Callable[..., str]) -> N
         assert f"\n{name} " in f"\n{text}"
         assert f'"{name}":' in text
     assert "TOWPATH_RELAY__POLL_MAX" in text
-    assert '"TOWPATH_RELAY__POLL_MAX": "60s"' in text
+    assert '"TOWPATH_RELAY__POLL_MAX": "1m"' in text
     assert "postgresql://app@db/orders" in text
 
 
@@ -94,3 +95,41 @@ def test_every_setting_is_shown_with_its_variable(show: Callable[..., str]) -> N
 def test_a_url_keeps_what_helps_and_loses_what_is_secret(url: str, expected: str) -> None:
     """X3"""
     assert masked_url(url) == expected
+
+
+def test_the_command_line_wins_over_the_environment_and_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "towpath.toml"
+    file.write_text('database_url = "postgresql://localhost/x"\n[relay]\nlease = "1m"\nmargin = "2s"')
+    monkeypatch.setenv("TOWPATH_RELAY__LEASE", "2m")
+    before = dict(os.environ)
+
+    code = run(["--config-file", str(file), "--set", "TOWPATH_RELAY__LEASE=3m", "config", "show", "--json"])
+
+    rows = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (rows["TOWPATH_RELAY__LEASE"], rows["TOWPATH_RELAY__MARGIN"]) == ("3m", "2s")
+    assert rows["TOWPATH_SCHEMA_NAME"] == "towpath"
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("TOWPATH_RELAY__LEASE", "--set is VARIABLE=VALUE, such as TOWPATH_RELAY__LEASE=1m"),
+        ("PATH=/tmp", "--set is VARIABLE=VALUE"),
+        ("TOWPATH_RELAY__LEESE=1m", "did you mean TOWPATH_RELAY__LEASE?"),
+    ],
+)
+def test_a_setting_on_the_command_line_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], given: str, complaint: str
+) -> None:
+    """O2"""
+    assert run(["--set", given, "config", "show"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_schema_of_the_settings_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == settings.json_schema()

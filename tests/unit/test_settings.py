@@ -1,12 +1,21 @@
 """Settings from the environment: everything wrong is named in one line, nothing secret is shown."""
 
 import json
+import tomllib
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from tests.docs.pages import blocks
 from towpath import settings
+from towpath.cli.settings_reference import TABLES
 from towpath.errors import SettingsError
+from towpath.settings.types import revealed
+from towpath.telemetry.reference import with_tables
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 URL = "postgresql://app:s3cr3t-canary@db.internal:5432/orders"
 
@@ -16,7 +25,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     import os
 
     for name in list(os.environ):
-        if name.upper().startswith("TOWPATH_"):
+        if name.upper().startswith(("TOWPATH_", "PGSSL")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TOWPATH_DATABASE_URL", URL)
     return monkeypatch
@@ -153,8 +162,8 @@ def test_secrets_stay_out_of_the_text_of_settings(environment: pytest.MonkeyPatc
     environment.setenv("TOWPATH_BROKER_OPTIONS", json.dumps({"sasl_plain_password": "s3cr3t-canary"}))
     loaded = settings.load()
 
-    assert "s3cr3t" not in repr(loaded) + str(loaded) + repr(loaded.model_dump(exclude={"broker_options"}))
-    assert loaded.broker_options == {"sasl_plain_password": "s3cr3t-canary"}
+    assert "s3cr3t" not in repr(loaded) + str(loaded) + repr(loaded.model_dump()) + loaded.model_dump_json()
+    assert revealed(loaded.broker_options) == {"sasl_plain_password": "s3cr3t-canary"}
 
 
 def test_every_setting_has_a_description() -> None:
@@ -173,3 +182,109 @@ def test_settings_cannot_be_changed() -> None:
 
     with pytest.raises(ValidationError):
         settings.load().relay.lease = timedelta(1)  # type: ignore[misc]
+
+
+URL_TO = "postgresql://app:s3cr3t-canary@db.internal/orders"
+
+
+@pytest.mark.parametrize("mode", ["prefer", "allow"])
+def test_a_database_url_that_may_fall_back_to_plaintext_is_refused(
+    environment: pytest.MonkeyPatch, mode: str
+) -> None:
+    """X4, O2"""
+    environment.setenv("TOWPATH_DATABASE_URL", f"{URL_TO}?sslmode={mode}")
+
+    assert refusal().startswith("TOWPATH_DATABASE_URL may send a password to db.internal without TLS")
+
+    environment.setenv("TOWPATH_DATABASE_URL", URL_TO)
+    environment.setenv("PGSSLMODE", mode)
+    assert "sslmode=disable where the network between is trusted" in refusal()
+
+    environment.setenv("TOWPATH_DATABASE_URL", f"postgresql://app:x@127.0.0.1/orders?sslmode={mode}")
+    settings.load()
+
+
+@pytest.fixture
+def file(environment: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "towpath.toml"
+    environment.setenv("TOWPATH_CONFIG_FILE", str(path))
+    return path
+
+
+def test_the_environment_wins_over_the_file_key_by_key(environment: pytest.MonkeyPatch, file: Path) -> None:
+    file.write_text('schema_name = "other"\n[relay]\nlease = "1m"\npoll_max = "2s"\n[broker_options]\nx = 1')
+    environment.setenv("TOWPATH_RELAY__LEASE", "90s")
+
+    loaded = settings.load()
+
+    assert loaded.schema_name == "other"
+    assert (loaded.relay.lease, loaded.relay.poll_max) == (timedelta(seconds=90), timedelta(seconds=2))
+    assert loaded.broker_options == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('databse_url = "s3cr3t"', "databse_url is not a setting, did you mean database_url? (in "),
+        ('[relay]\npol_max = "s3cr3t"', "relay.pol_max is not a setting, did you mean relay.poll_max?"),
+        ('[rellay]\npoll_max = "s3cr3t"', "did you mean relay.poll_max?"),
+        ('TOWPATH_SCHEMA_NAME = "s3cr3t"', "TOWPATH_SCHEMA_NAME is not a setting"),
+        ('[relay]\nlease = "30"', "relay.lease in "),
+        ("relay = 3", "relay in "),
+        ("[worker]\nconcurrency = 0", "worker.concurrency in "),
+        ("x = s3cr3t", "it is not TOML: at line 1, column 5"),
+        ("\x00", "it is not TOML"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_named_in_one_line(file: Path, text: str, expected: str) -> None:
+    """O2"""
+    file.write_text(text)
+
+    message = refusal()
+
+    assert expected in message
+    assert str(file) in message
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_named(file: Path, content: bytes | None) -> None:
+    """O2"""
+    if content is not None:
+        file.write_bytes(content)
+
+    assert refusal().startswith("cannot read the settings file that TOWPATH_CONFIG_FILE names")
+
+
+def test_the_schema_accepts_what_is_accepted_and_refuses_what_is_refused() -> None:
+    schema = settings.json_schema()
+    Draft202012Validator.check_schema(schema)
+    validator = Draft202012Validator(schema)
+    defaults = settings.load().model_dump(mode="json", exclude={"database_url", "broker_url"})
+
+    assert list(validator.iter_errors(defaults)) == []
+    for wrong in (
+        {"databse_url": "x"},
+        {"relay": {"pol_max": "1s"}},
+        {"relay": {"lease": "30"}},
+        {"relay": {"window_bytes": "8 potatoes"}},
+        {"worker": {"concurrency": 0}},
+    ):
+        assert not validator.is_valid(wrong), wrong
+
+
+def test_the_settings_page_is_current() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+
+    assert all(f"<!-- table: {name} -->" in text for name in TABLES)
+    assert text == with_tables(text, TABLES), "run: python -m towpath.cli.settings_reference docs/settings.md"
+    assert all(f"`{name}`" in text for name in settings.variables())
+
+
+def test_the_file_on_the_settings_page_is_accepted(file: Path) -> None:
+    (example,) = (block.text for block in blocks("docs/settings.md") if block.language == "toml")
+    file.write_text(example)
+
+    loaded = settings.load()
+
+    assert loaded.relay.lease == timedelta(minutes=1)
+    assert Draft202012Validator(settings.json_schema()).is_valid(tomllib.loads(example))

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from consumers.groups.agents.messages import AgentTask, ModelCall, Retrieval, ToolCall
 from consumers.groups.agents.provider import Provider, ProviderRefused
@@ -14,7 +13,7 @@ from towpath.backoff import RetryPolicy
 from towpath.context import Call
 from towpath.outcomes import Reject
 from towpath.settings import load
-from towpath.store.database import sqlalchemy_url
+from towpath.store.database import async_engine
 
 app = App(
     "agents",
@@ -35,8 +34,8 @@ _RECORD: Final = text("""
 @asynccontextmanager
 async def provider() -> AsyncIterator[Provider]:
     """The scripted providers keep their side of the story in the business database."""
-    engine = create_async_engine(
-        sqlalchemy_url(load().database_url.get_secret_value()),
+    engine = async_engine(
+        load().database_url.get_secret_value(),
         isolation_level="AUTOCOMMIT",
         pool_size=4,
         max_overflow=12,

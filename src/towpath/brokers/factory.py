@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from towpath.brokers.ports import Broker
-from towpath.errors import ConfigurationError, MissingExtra
+from towpath.errors import ConfigurationError, MissingExtra, SettingsError
+
+if TYPE_CHECKING:
+    from towpath.settings import Settings
 
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
@@ -39,6 +43,18 @@ def broker_from_url(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Br
     raise ConfigurationError(
         f"unknown broker scheme {scheme[:40]!r}: use kafka://, kafka+ssl://, amqp://, amqps:// or memory://NAME"
     )
+
+
+def broker_of(settings: "Settings") -> Broker:
+    """The broker of the settings. Raises SettingsError and MissingExtra."""
+    from towpath.settings.types import revealed  # noqa: PLC0415  needs an extra that the adapters do not
+
+    try:
+        return broker_from_url(settings.broker_url.get_secret_value(), revealed(settings.broker_options))
+    except MissingExtra:
+        raise
+    except ConfigurationError as error:
+        raise SettingsError(f"TOWPATH_BROKER_URL or TOWPATH_BROKER_OPTIONS: {error}") from error
 
 
 def _missing(error: ModuleNotFoundError, module: str, extra: str) -> Exception:

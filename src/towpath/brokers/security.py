@@ -1,6 +1,5 @@
 """What a broker URL says, TLS contexts, and the rule that a password does not travel in the clear."""
 
-import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from towpath.errors import ConfigurationError
+from towpath.transport import refuse_plaintext
 
 TLS_OPTIONS: Final = frozenset(
     {"ssl_context", "ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_verify"}
@@ -68,24 +68,11 @@ def parse_broker_url(url: str) -> BrokerUrl:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def refuse_plaintext_password(hosts: tuple[tuple[str, int | None], ...], *, allow_plaintext: bool) -> None:
-    """Raise ConfigurationError where a password would cross a network without TLS."""
-    remote = [host for host, _ in hosts if not is_loopback(host)]
-    if remote and not allow_plaintext:
-        raise ConfigurationError(
-            f"refusing to send a password to {remote[0]} without TLS: use kafka+ssl:// or amqps://, "
-            "or set the broker option allow_plaintext: true"
-        )
+    """Raise SettingsError where a password would cross a network without TLS."""
+    if not allow_plaintext:
+        fix = "use kafka+ssl:// or amqps://, or set the broker option allow_plaintext: true"
+        refuse_plaintext([host for host, _ in hosts], "a password", fix)
 
 
 def tls_context(options: Mapping[str, object]) -> ssl.SSLContext:

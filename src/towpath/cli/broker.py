@@ -11,7 +11,7 @@ import typer
 
 from towpath import settings
 from towpath.backoff import parse_duration
-from towpath.brokers.factory import broker_from_url
+from towpath.brokers.factory import broker_of
 from towpath.brokers.ports import BrokerAdmin, GroupTopology
 from towpath.brokers.retention import outlived
 from towpath.cli.exits import SAYS_NO, Stop
@@ -177,8 +177,7 @@ def _number() -> int:
 @asynccontextmanager
 async def admin_of_settings() -> AsyncIterator[BrokerAdmin]:
     """The admin of the broker of the settings, for one command."""
-    loaded = settings.load()
-    admin = broker_from_url(loaded.broker_url.get_secret_value(), loaded.broker_options).admin()
+    admin = broker_of(settings.load()).admin()
     try:
         async with asyncio.timeout(_BROKER_SECONDS):
             yield admin

@@ -1,14 +1,15 @@
-"""`towpath config`: the settings in force, secrets masked."""
+"""`towpath config`: the settings in force, secrets masked, and their schema."""
 
 import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import typer
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Secret, SecretStr
 
 from towpath import settings
+from towpath.backoff import duration_text
 from towpath.cli.options import Json
 from towpath.cli.output import as_json, clean
 
@@ -16,10 +17,7 @@ app = typer.Typer(name="config", help="The settings in force.", no_args_is_help=
 
 MASK: Final = "***"
 _SHOWN_PARAMETERS: Final = frozenset(
-    {"sslmode", "application_name", "connect_timeout", "target_session_attrs", "heartbeat"}
-)
-_SHOWN_OPTIONS: Final = frozenset(
-    {"security_protocol", "sasl_mechanism", "compression_type", "acks", "client_id"}
+    {"sslmode", "sslrootcert", "application_name", "connect_timeout", "target_session_attrs", "heartbeat"}
 )
 
 
@@ -35,6 +33,15 @@ def show(json: Json = False) -> None:
         print(f"{name:<{width}}  {clean(_text(value))}")
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the settings file, for editors and checks.
+
+    towpath config schema > towpath.schema.json
+    """
+    as_json(settings.json_schema())
+
+
 def shown(model: BaseModel, prefix: str = settings.PREFIX) -> Iterator[tuple[str, object]]:
     """Each setting by variable name. Whatever could hold a secret is shown in part or not at all."""
     for name in type(model).model_fields:
@@ -45,9 +52,9 @@ def shown(model: BaseModel, prefix: str = settings.PREFIX) -> Iterator[tuple[str
         elif isinstance(value, SecretStr):
             yield variable, masked_url(value.get_secret_value())
         elif isinstance(value, Mapping):
-            yield variable, {key: _option(key, item) for key, item in value.items()}
+            yield variable, {key: MASK if isinstance(item, Secret) else item for key, item in value.items()}
         elif isinstance(value, timedelta):
-            yield variable, f"{value.total_seconds():g}s"
+            yield variable, duration_text(value)
         else:
             yield variable, value if isinstance(value, int | str | None) else str(value)
 
@@ -69,11 +76,6 @@ def masked_url(url: str) -> str:
 def _parameter(text: str) -> str:
     name, equals, value = text.partition("=")
     return f"{name}{equals}{value if name in _SHOWN_PARAMETERS else MASK}" if equals else MASK
-
-
-def _option(name: str, value: Any) -> object:
-    is_harmless = isinstance(value, bool | int | float | None) or name in _SHOWN_OPTIONS
-    return value if is_harmless and not isinstance(value, dict | list) else MASK
 
 
 def _text(value: object) -> str:

@@ -23,7 +23,7 @@ def upgrade(
 ) -> None:
     """Bring the schema to the newest version: one transaction, safe to run twice or at once."""
     if as_sql:
-        print(migrate.script(settings.load_schema_name()), end="")
+        print(migrate.script(settings.load_offline().schema_name), end="")
         return
     revision = migrate.upgrade(*database_of(settings.load()))
     print(f"the schema is at revision {revision}")
@@ -61,4 +61,4 @@ def roles(
     prefix: Annotated[str, typer.Option(help="First part of the role names.")] = "towpath",
 ) -> None:
     """Print SQL that makes the least-privilege roles; review it, then pipe it into psql."""
-    print(grants(settings.load_schema_name(), prefix), end="")
+    print(grants(settings.load_offline().schema_name, prefix), end="")

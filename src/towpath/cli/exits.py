@@ -10,6 +10,7 @@
 | 130 | interrupted |
 """
 
+import ssl
 from typing import Final
 
 import asyncpg
@@ -33,6 +34,14 @@ SAYS_NO: Final = 3
 UNREACHABLE: Final = 4
 INTERRUPTED: Final = 130
 
+_NO_TLS: Final = (
+    "the database takes no TLS: turn it on there (ssl = on), or append ?sslmode=disable to "
+    "TOWPATH_DATABASE_URL where the network between is trusted"
+)
+_NOT_TRUSTED: Final = (
+    "the database's certificate is not trusted: append &sslrootcert=FILE with its authority to "
+    "TOWPATH_DATABASE_URL, and name the host that it was made for"
+)
 _SQLSTATES: Final = {
     "28": (UNREACHABLE, "the database refused the login: correct user and password in TOWPATH_DATABASE_URL"),
     "3D": (UNREACHABLE, "the database does not exist: create it, or correct TOWPATH_DATABASE_URL"),
@@ -75,6 +84,10 @@ def _explained(error: BaseException) -> tuple[str, int]:
                 if state[:length] in _SQLSTATES:
                     code, line = _SQLSTATES[state[:length]]
                     return f"{line} ({cause})", code
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"{_NOT_TRUSTED} ({cause.verify_message})", UNREACHABLE
+        if isinstance(cause, ConnectionError) and "rejected SSL upgrade" in str(cause):
+            return f"{_NO_TLS} ({cause})", UNREACHABLE
         cause = cause.__cause__
     if isinstance(error, StoreUnavailable) or is_unavailable(error):
         return f"{error}: is it running where TOWPATH_DATABASE_URL says?", UNREACHABLE

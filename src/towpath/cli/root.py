@@ -2,17 +2,22 @@
 
 import asyncio
 import logging
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
+from towpath import settings
 from towpath.cli import broker, config, db, destination, dlq, outbox, relay, tasks, trace, worker
 from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
+from towpath.cli.options import text
 from towpath.cli.output import clean
+from towpath.errors import UsageError
 
 app = typer.Typer(
     name="towpath",
@@ -30,14 +35,43 @@ for noun in (db, broker, destination, outbox, relay, worker, tasks, dlq, trace, 
 @app.callback()
 def root(
     context: typer.Context,
+    config_file: Annotated[
+        str | None, typer.Option(help=f"Settings file, TOML ({settings.FILE_VARIABLE}).", metavar="FILE")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="VARIABLE=VALUE", help="A setting for this command; repeatable."),
+    ] = None,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, help="Say more; -vv shows tracebacks.")
     ] = 0,
 ) -> None:
     context.obj["verbosity"] = verbose
+    context.with_resource(_environment(config_file, set_ or ()))
     if context.invoked_subcommand not in ("relay", "worker") and not verbose:
         # Client libraries log what is raised as well; what is raised becomes the one line.
         logging.getLogger().addHandler(logging.NullHandler())
+
+
+@contextmanager
+def _environment(config_file: str | None, given: Sequence[str]) -> Iterator[None]:
+    """What the command line sets, as variables of this process while the command runs."""
+    wanted = {} if config_file is None else {settings.FILE_VARIABLE: text(config_file, "--config-file")}
+    for setting in given:
+        name, equals, value = text(setting, "--set", 100_000).partition("=")
+        if not equals or not name.upper().startswith(settings.PREFIX):
+            raise UsageError(f"--set is VARIABLE=VALUE, such as TOWPATH_RELAY__LEASE=1m, not {name[:40]!r}")
+        wanted[name.upper()] = value
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = old
 
 
 @app.command()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from towpath.app import App
-from towpath.brokers.factory import broker_from_url
+from towpath.brokers.factory import broker_of
 from towpath.consumer.engine import Consumer, Health
 from towpath.errors import ConfigurationError
 from towpath.outbox import Outbox
@@ -80,7 +80,7 @@ async def _run(app: App, settings: Settings) -> None:
         session_count=settings.worker.sessions,
         lease_seconds=settings.worker.lease.total_seconds(),
     )
-    broker = broker_from_url(settings.broker_url.get_secret_value(), settings.broker_options)
+    broker = broker_of(settings)
     consumer = Consumer(
         app,
         database,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from towpath.brokers.factory import broker_from_url
+from towpath.brokers.factory import broker_of
 from towpath.errors import TowpathError
 from towpath.relay.engine import Relay
 from towpath.relay.options import RelayOptions
@@ -49,7 +49,7 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    broker = broker_from_url(settings.broker_url.get_secret_value(), settings.broker_options)
+    broker = broker_of(settings)
     relay = Relay(
         settings.database_url.get_secret_value(),
         broker,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from towpath.errors import MissingExtra, StoreUnavailable
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
+from towpath.transport import postgres_url_with_tls
 
 T = TypeVar("T")
 
@@ -147,11 +148,11 @@ class Database:
     def engine(self) -> AsyncEngine:
         """A SQLAlchemy engine on the same database for handlers' sessions; not pinned."""
         if self._engine is None:
-            self._engine = create_async_engine(
-                sqlalchemy_url(self.url),
+            self._engine = async_engine(
+                self.url,
+                self._handler_settings,
                 pool_size=self._session_count,
                 max_overflow=SPARE_SESSIONS,
-                connect_args={"server_settings": self._handler_settings},
             )
         return self._engine
 
@@ -190,12 +191,28 @@ class Database:
 
 
 def plain_url(url: str) -> str:
-    """`postgresql+asyncpg://…` as `postgresql://…`, which asyncpg and libpq understand."""
+    """`postgresql+asyncpg://…` as asyncpg and libpq understand it, with TLS to other machines.
+
+    Raises ConfigurationError for a URL that may send in the clear without saying so.
+    """
     scheme, separator, rest = url.partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}"
+    return postgres_url_with_tls(f"{scheme.partition('+')[0]}{separator}{rest}")
 
 
 def sqlalchemy_url(url: str, driver: str = "asyncpg") -> str:
-    """The URL with SQLAlchemy's driver suffix."""
-    _, separator, rest = plain_url(url).partition("://")
+    """The URL with SQLAlchemy's driver suffix. For asyncpg to another machine see `async_engine`."""
+    _, separator, rest = url.partition("://")
     return f"postgresql+{driver}{separator}{rest}"
+
+
+def async_engine(url: str, server_settings: Mapping[str, str] | None = None, **arguments: Any) -> AsyncEngine:
+    """SQLAlchemy's engine over asyncpg, for which the URL means what it means to asyncpg itself.
+
+    `arguments` are those of `create_async_engine`.
+    """
+    dsn = plain_url(url)
+
+    async def connect() -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(dsn, timeout=10, server_settings=dict(server_settings or {}))
+
+    return create_async_engine("postgresql+asyncpg://", async_creator=connect, **arguments)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import asyncpg
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from towpath.errors import MissingExtra, SchemaMismatch, StoreError
 from towpath.store import fingerprint
-from towpath.store.database import sqlalchemy_url, store_errors
+from towpath.store.database import async_engine, store_errors
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 
 if TYPE_CHECKING:
@@ -143,11 +142,7 @@ def _refuse_newer(revision: str | None) -> None:
 
 def _in_transaction(url: str, work: Callable[[Connection], T]) -> T:
     async def run() -> T:
-        engine = create_async_engine(
-            sqlalchemy_url(url),
-            poolclass=NullPool,
-            connect_args={"timeout": 10, "server_settings": {"application_name": "towpath db"}},
-        )
+        engine = async_engine(url, {"application_name": "towpath db"}, poolclass=NullPool)
         try:
             async with engine.begin() as connection:
                 return await connection.run_sync(work)

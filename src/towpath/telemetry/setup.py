@@ -5,6 +5,7 @@
 | `OTEL_TRACES_EXPORTER` | `otlp`, `console`, `file`, `none`, or several with commas |
 | `OTEL_METRICS_EXPORTER` | `otlp`, `prometheus` (`/metrics`, on the health port), `console`, `none` |
 | `OTEL_EXPORTER_OTLP_ENDPOINT`, `…_TRACES_ENDPOINT`, `…_HEADERS`, … | as specified; HTTP with protobuf only |
+| `OTEL_EXPORTER_OTLP_INSECURE` | `true`: headers may go to another machine without TLS |
 | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` | as specified |
 | `OTEL_SDK_DISABLED` | `true`: nothing is set up |
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
 
@@ -29,6 +31,7 @@ from towpath.errors import MissingExtra, SettingsError
 from towpath.telemetry import prometheus
 from towpath.telemetry.files import LineWriter, line_of, path_for
 from towpath.telemetry.logging import event_logger
+from towpath.transport import refuse_plaintext
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -151,7 +154,7 @@ def _span_processor(name: str, service: str, traces_file: Path | None) -> SpanPr
         )
     if name == "console":
         return BatchSpanProcessor(ConsoleSpanExporter())
-    _require_http_protocol()
+    _require_safe_transport("TRACES")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
             OTLPSpanExporter,
@@ -171,7 +174,7 @@ def _metric_reader(name: str) -> MetricReader:
         return PeriodicExportingMetricReader(ConsoleMetricExporter())
     if name == "prometheus":
         return prometheus.reader()
-    _require_http_protocol()
+    _require_safe_transport("METRICS")
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
             OTLPMetricExporter,
@@ -179,6 +182,20 @@ def _metric_reader(name: str) -> MetricReader:
     except ImportError as error:
         raise MissingExtra("otel", "the OTLP exporter") from error
     return PeriodicExportingMetricReader(OTLPMetricExporter())
+
+
+def _require_safe_transport(signal: str) -> None:
+    """Headers hold the backend's key, as a rule."""
+    _require_http_protocol()
+    names = (f"OTEL_EXPORTER_OTLP_{signal}_", "OTEL_EXPORTER_OTLP_")
+    endpoint, headers, insecure = (
+        next((value for name in names if (value := os.environ.get(name + what))), "")
+        for what in ("ENDPOINT", "HEADERS", "INSECURE")
+    )
+    parts = urlsplit(endpoint)
+    if parts.scheme == "http" and (headers or parts.password) and insecure.strip().lower() != "true":
+        fix = "use https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or set OTEL_EXPORTER_OTLP_INSECURE=true"
+        refuse_plaintext([parts.hostname or ""], "OTEL_EXPORTER_OTLP_HEADERS", fix)
 
 
 def _require_http_protocol() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import socket
+import ssl
 from typing import Self
 
 from towpath.testing.services.ports import ReservedPort
@@ -28,9 +29,18 @@ class TcpProxy:
     """Forwards a loopback port to a server, until told otherwise.
 
     The port stays the same over `cut` and `restore`. All methods belong to the event loop that started it.
+    With `tls` clients speak TLS to the proxy, which speaks plainly to the server.
     """
 
-    def __init__(self, upstream_host: str, upstream_port: int, *, port: int | None = None) -> None:
+    def __init__(
+        self,
+        upstream_host: str,
+        upstream_port: int,
+        *,
+        port: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._upstream = (upstream_host, upstream_port)
         self._reserved = ReservedPort() if port is None else None
         self.port = port if port is not None else self._reserved_number()
@@ -53,7 +63,7 @@ class TcpProxy:
     async def start(self) -> Self:
         """Begins to listen. Does nothing when it listens."""
         if self._server is None:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._tls)
         return self
 
     async def stop(self) -> None:
@@ -144,8 +154,11 @@ class TcpProxy:
                 await asyncio.sleep(max(0.0, due_at - loop.time()))
                 await self._gates[direction].wait()
                 if not data:
-                    with contextlib.suppress(OSError):
-                        writer.write_eof()
+                    if writer.can_write_eof():
+                        with contextlib.suppress(OSError):
+                            writer.write_eof()
+                    else:
+                        writer.close()  # TLS ends both directions at once
                     return
                 writer.write(data)
                 await writer.drain()

@@ -1,106 +1,34 @@
-"""Settings of the deployables and the CLI, from environment variables `TOWPATH_…`.
+"""What can be set, with defaults. Made by `towpath.settings.load`, which see."""
 
-Nested ones are joined by two underscores: `TOWPATH_RELAY__POLL_MAX=100ms`. Durations are text such
-as "250ms", "30s", "5m"; sizes are bytes or text such as "8MB", "64MiB". A key that no setting has
-is refused, because a typo would otherwise be a silent default.
-"""
-
-import difflib
 import os
-import re
-from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic import model_validator as validates_model
-from pydantic_settings import BaseSettings, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError as SourceError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from towpath.backoff import parse_duration
-from towpath.errors import SettingsError
+from towpath.settings.file import values_of_file
+from towpath.settings.types import (
+    BrokerOptions,
+    BrokerUrl,
+    Count,
+    DatabaseUrl,
+    Duration,
+    Port,
+    SchemaName,
+    Size,
+    WakeupMode,
+)
 
 PREFIX: Final = "TOWPATH_"
-_FOREIGN: Final = ("TOWPATH_TEST_", "TOWPATH_CRASH_")
-"""Read by the test tooling, not by the deployables."""
-_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-_DATABASE_EXAMPLE: Final = "postgresql://user:password@host:5432/database"
-_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
-_SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.IGNORECASE)
-
-
-def parse_size(value: object) -> int:
-    """Bytes from an integer or text such as "65536", "8MB", "64MiB". Raises ValueError."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"cannot read {value!r} as a size: write for example '65536', '8MB', '64MiB'")
-    return int(match[1]) * _UNITS[match[2].lower()]
-
-
-def _positive(value: timedelta) -> timedelta:
-    if not value:
-        raise ValueError("must be longer than zero")
-    return value
-
-
-Duration: TypeAlias = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
-Size: TypeAlias = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Port: TypeAlias = Annotated[int, Field(ge=0, le=65535)]
-
-
-def _url(schemes: tuple[str, ...], example: str) -> AfterValidator:
-    def check(secret: SecretStr) -> SecretStr:
-        # Never show the value: it holds a password, and a malformed one could show it anywhere.
-        try:
-            parts = urlsplit(secret.get_secret_value())
-        except ValueError:
-            parts = urlsplit("")
-        hosts = parts.netloc.rpartition("@")[2].split(",")
-        if parts.scheme not in schemes or not all(_HOST.fullmatch(host) for host in hosts):
-            raise ValueError(
-                f"is not a URL such as {example} (in a password, percent-encode special characters)"
-            )
-        return secret
-
-    return AfterValidator(check)
-
-
-def _identifier(name: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name) or name.startswith("pg_"):
-        raise ValueError("is not a plain lower-case identifier such as 'towpath'")
-    return name
-
-
-WakeupMode: TypeAlias = Literal["auto", "poll", "notify"]
-SchemaName: TypeAlias = Annotated[str, AfterValidator(_identifier)]
-DatabaseUrl: TypeAlias = Annotated[
-    SecretStr,
-    _url(
-        ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg"),
-        _DATABASE_EXAMPLE,
-    ),
-]
-BrokerUrl: TypeAlias = Annotated[
-    SecretStr,
-    _url(
-        ("kafka", "kafka+ssl", "amqp", "amqps", "memory"),
-        "kafka://host:9092 or amqp://user:password@host:5672/",
-    ),
-]
+FILE_VARIABLE: Final = "TOWPATH_CONFIG_FILE"
 
 
 def _ordered(low: tuple[str, timedelta], high: tuple[str, timedelta]) -> None:
@@ -240,7 +168,7 @@ class Settings(BaseSettings):
     """Schema of its tables."""
     broker_url: BrokerUrl = SecretStr("kafka://127.0.0.1:9092")
     """The broker; the scheme picks the adapter."""
-    broker_options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    broker_options: BrokerOptions = Field(default_factory=dict)
     """JSON object of options passed on to the broker's client library."""
     max_payload_bytes: Size = 2**20
     """Largest payload that may be emitted."""
@@ -248,62 +176,15 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
-
-def load(**values: Any) -> Settings:
-    """The settings from the environment; `values` win over it.
-
-    Raises SettingsError in one line that names every wrong variable; it never shows a secret.
-    """
-    unknown = list(_unknown(os.environ))
-    if unknown:
-        raise SettingsError("; ".join(unknown))
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise SettingsError("; ".join(_explained(error))) from None
-    except SourceError as error:
-        name = re.search(r'field "(\w+)"', str(error))
-        variable = PREFIX + name[1].upper() if name else "a variable"
-        raise SettingsError(f"{variable} is not valid JSON") from None
-
-
-def load_schema_name() -> str:
-    """The schema's name alone, for what needs no database. Raises SettingsError."""
-    return load(database_url="postgresql://unused").schema_name
-
-
-def load_worker() -> WorkerSettings:
-    """The worker's settings alone, for what needs no database. Raises SettingsError."""
-    return load(database_url="postgresql://unused").worker
-
-
-def variables(model: type[BaseModel] = Settings, prefix: str = PREFIX) -> Iterator[str]:
-    """The environment variables that are read, in the order of their declaration."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from variables(field.annotation, f"{prefix}{name.upper()}__")
-        else:
-            yield f"{prefix}{name.upper()}"
-
-
-def _unknown(environment: Iterable[str]) -> Iterator[str]:
-    known = list(variables())
-    sections = {name.partition("__")[0] for name in known if "__" in name}
-    for given in sorted(environment):
-        name = given.upper()
-        if not name.startswith(PREFIX) or name.startswith(_FOREIGN) or name in known or name in sections:
-            continue
-        if name.startswith(f"{PREFIX}BROKER_OPTIONS__"):
-            continue
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f", did you mean {close[0]}?" if close else ", see towpath config show for those that are"
-        yield f"{given} is not a setting{hint}"
-
-
-def _explained(error: ValidationError) -> Iterator[str]:
-    for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        name = PREFIX + "__".join(str(part).upper() for part in detail["loc"])
-        if detail["type"] == "missing":
-            yield f"{name} is not set, export for example {name}={_DATABASE_EXAMPLE}"
-        else:
-            yield f"{name} {detail['msg'].removeprefix('Value error, ')}"
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What wins comes first."""
+        file = values_of_file(os.environ.get(FILE_VARIABLE), FILE_VARIABLE)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, file)
