@@ -14,7 +14,7 @@ import pytest
 from tests.integration.relaying import FAST, RecordingBroker, emit, eventually, relaying
 from towpath.relay import Relay, RelayOptions
 from towpath.store import migrate
-from towpath.store.wakeup import WakeupStore
+from towpath.store.wakeup import Asleep, WakeupStore
 from towpath.testing.proxy import TcpProxy
 from towpath.testing.services import PostgresServer
 
@@ -59,14 +59,23 @@ async def after_a_mark(db: Any, heard: list[str], mark: str) -> list[str]:
 
 
 @asynccontextmanager
-async def nobody_asking(db: Any) -> AsyncIterator[None]:
+async def nobody_asking(db: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """What relays ask for is over, and when they ask anew they have to wait for the end of this."""
-    async with db.transaction():
-        await db.execute("alter sequence towpath.relays_asleep_until cycle")
-        await db.execute(
-            f"select pg_sleep(greatest(0, ({ASLEEP_UNTIL}) - extract(epoch from clock_timestamp()) + 0.01))"
-        )
-        yield
+    stay_asleep, waits, end = WakeupStore.stay_asleep, asyncio.Event(), asyncio.Event()
+
+    async def wait(store: WakeupStore, connection: Any, last_id: int | None) -> Asleep:
+        waits.set()
+        await end.wait()
+        return await stay_asleep(store, connection, last_id)
+
+    monkeypatch.setattr(WakeupStore, "stay_asleep", wait)
+    async with asyncio.timeout(60):
+        await waits.wait()
+    await db.execute(
+        f"select pg_sleep(greatest(0, ({ASLEEP_UNTIL}) - extract(epoch from clock_timestamp()) + 0.01))"
+    )
+    yield
+    end.set()
 
 
 async def test_only_while_a_relay_asks_for_it_does_an_insert_notify(db: Any, migrated_url: str) -> None:
@@ -158,7 +167,7 @@ async def test_beside_a_long_transaction_and_another_relay_both_are_woken(db: An
 
 
 async def test_a_row_written_before_it_was_asked_for_is_found_by_the_next_poll(
-    db: Any, migrated_url: str
+    db: Any, migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R13: the race that no notification can win: INSERT, then the relay falls asleep, then COMMIT."""
     broker = RecordingBroker()
@@ -168,7 +177,7 @@ async def test_a_row_written_before_it_was_asked_for_is_found_by_the_next_poll(
         await eventually(lambda: relay.status().wakeup == "notify")
         transaction = writer.transaction()
         await transaction.start()
-        async with nobody_asking(db):
+        async with nobody_asking(db, monkeypatch):
             await emit(writer, "k", b"late")
         await sleeping(db, relay, 1.0)
         await transaction.commit()
@@ -178,14 +187,14 @@ async def test_a_row_written_before_it_was_asked_for_is_found_by_the_next_poll(
 
 
 async def test_a_row_committed_between_an_empty_poll_and_the_asking_is_found(
-    db: Any, migrated_url: str
+    db: Any, migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R13: the other order: the relay does not go to sleep on a poll from before it was asked for."""
     broker = RecordingBroker()
     async with relaying(migrated_url, broker, NEVER) as relay:
         await eventually(lambda: relay.status().wakeup == "notify")
         other = await asyncpg.connect(migrated_url, timeout=30)
-        async with nobody_asking(db):
+        async with nobody_asking(db, monkeypatch):
             await emit(other, "k", b"between")
         await other.close(timeout=10)
         await eventually(lambda: len(broker.arrivals) == 1)

@@ -115,7 +115,6 @@ FORBIDDEN = {
         "select * from towpath.meta",
         "select nextval('towpath.outbox_id_seq')",
         "select setval('towpath.relays_asleep_until', 0)",
-        "select last_value from towpath.relays_asleep_until",
     ],
     "reader": [
         "select * from towpath.outbox",

@@ -93,6 +93,15 @@ def test_polls_are_quick_while_rows_come_and_for_a_hold_after_then_ever_slower()
     assert pace.after(0, is_notified=False) == 0.005
 
 
+def test_many_rows_are_given_time_to_become_more() -> None:
+    """P6"""
+    pace = Pace(0.005, 0.25, 1.0)
+    assert pace.after(24, is_notified=False) == 0.005
+    assert pace.after(25, is_notified=False) == 0.02
+    assert not pace.is_idle
+    assert Pace(0.005, 0.01, 1.0).after(1000, is_notified=False) == 0.01
+
+
 def test_polls_become_rare_only_where_rows_are_notified_and_after_a_while() -> None:
     """R13: and are at the interval for idling again as soon as they are not."""
     pace = Pace(0.005, 0.25, 1.0)

@@ -16,6 +16,8 @@ from towpath.store.snapshot import Snapshot
 
 _HOLD_POLLS = 20
 _DROWSY_POLLS = 12
+_CROWD_ROWS = 25
+_CROWD_INTERVALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,9 @@ class OpenWindow:
 class Pace:
     """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling.
 
+    Where so many come that each waits for company anyway, a window is given a little longer to fill:
+    polls and publishes cost by the window as well as by the row, and writers want the processors.
+
     Where rows are notified it goes on to the one for sleeping, after a time at the longest: a
     transaction that wrote before notifying was asked for is mostly over by then, and found sooner.
     """
@@ -133,6 +138,9 @@ class Pace:
     def after(self, row_count: int, *, is_notified: bool) -> float:
         """The wait after a poll that returned so many rows."""
         self._quiet_polls = 0 if row_count else self._quiet_polls + 1
+        if row_count >= _CROWD_ROWS:
+            self._drowsy_polls = 0
+            return min(self._longest, self._shortest * _CROWD_INTERVALS)
         doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
         wait = min(self._longest, self._shortest * 2.0**doublings)
         self._drowsy_polls = self._drowsy_polls + 1 if wait == self._longest and not row_count else 0

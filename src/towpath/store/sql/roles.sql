@@ -30,6 +30,7 @@ grant select on towpath.meta, towpath.broker, towpath.destination
 
 -- Slot, xid and id are not a producer's to give: a row that carried another transaction's xid would never be seen.
 grant select on towpath.destination to towpath_producer;
+grant select on sequence towpath.relays_asleep_until to towpath_producer;
 grant insert (shard, message_id, kind, destination, type, key, content_type, headers, payload)
   on towpath.outbox to towpath_producer;
 grant insert (due_at, message_id, destination, type, key, content_type, headers, payload)
