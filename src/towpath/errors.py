@@ -13,6 +13,7 @@ TowpathError
 │   ├── SettingsError
 │   ├── MissingExtra         an optional dependency is not installed
 │   ├── SchemaMismatch       the database schema is absent, older or newer than this library
+│   ├── GroupMismatch        members of a consumer group differ in what they must agree on
 │   └── TopologyError        a topic, queue or exchange is missing or declared otherwise
 ├── StoreError
 │   ├── StoreUnavailable     the database is away: retry
@@ -129,6 +130,12 @@ class SchemaMismatch(ConfigurationError):
     """The database schema does not match this library."""
 
     code = "configuration.schema"
+
+
+class GroupMismatch(ConfigurationError):
+    """The group runs with another ordering, or other queues, than this process says."""
+
+    code = "configuration.group"
 
 
 class TopologyError(ConfigurationError):

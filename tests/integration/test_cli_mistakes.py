@@ -89,9 +89,40 @@ def test_the_schema_is_missing(
 
 async def test_the_schema_is_older_or_newer_than_the_code(db: Db, towpath: Run) -> None:
     """O2"""
-    for version, fix in (("0", "run towpath db upgrade"), ("99", "install a newer towpath")):
-        await db.execute("update towpath.meta set value = $1 where name = 'schema_version'", version)
-        refused(await asyncio.to_thread(towpath, "dlq", "list"), 1, f"has version {version}, not 1: {fix}")
+    for version, oldest, told in (
+        (0, 0, "has version 0, this towpath needs 1: run towpath db upgrade"),
+        (
+            3,
+            2,
+            "has version 3 and works with towpath of version 2 or newer, this one is of 1: install a newer",
+        ),
+    ):
+        await set_version(db, version, oldest)
+        refused(await asyncio.to_thread(towpath, "dlq", "list"), 1, told)
+
+
+async def test_the_number_of_shards_was_changed(db: Db, towpath: Run) -> None:
+    """O2, R15: rows of shards above would have no owner."""
+    await db.execute(
+        """
+        create or replace function towpath.shards_per_broker() returns smallint
+          language sql immutable parallel safe as $$ select 32::smallint $$
+        """
+    )
+
+    refused(
+        await asyncio.to_thread(towpath, "dlq", "list"), 1, "says 32, not 16: the number of shards is fixed"
+    )
+
+
+async def set_version(db: Db, version: int, compatible_from: int) -> None:
+    """As a migration of another towpath would have left it."""
+    await db.execute(
+        f"""
+        update towpath.meta set value = '{version}' where name = 'schema_version';
+        update towpath.meta set value = '{compatible_from}' where name = 'compatible_from';
+        """
+    )
 
 
 async def test_a_table_was_dropped(db: Db, towpath: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from towpath.errors import SchemaMismatch, SettingsError, StoreUnavailable
 from towpath.states import FINAL, TRANSITIONS, TaskState, WaitingFor
-from towpath.store import fingerprint, migrate
+from towpath.store import fingerprint, installed, migrate
 from towpath.store.migrations.scripts import split
 
 Connection = "asyncpg.Connection[Any]"
@@ -110,16 +110,35 @@ async def test_the_check_names_each_difference(db: "asyncpg.Connection[Any]", mi
     ]
 
 
-async def test_a_newer_schema_is_refused_with_the_fix(
+async def test_a_schema_that_is_too_new_is_refused_with_the_fix(
     db: "asyncpg.Connection[Any]", migrated_url: str
 ) -> None:
     """O2"""
-    await db.execute("update towpath.alembic_version set version_num = '9999'")
+    await db.execute(
+        """
+        update towpath.alembic_version set version_num = '0003';
+        update towpath.meta set value = '3' where name = 'schema_version';
+        update towpath.meta set value = '2' where name = 'compatible_from';
+        """
+    )
 
-    expected = "the schema is at revision 9999, this towpath needs 0001: install a newer towpath"
+    expected = (
+        "the schema towpath has version 3 and works with towpath of version 2 or newer, this one is of 1: "
+        "install a newer towpath"
+    )
     assert await in_thread(migrate.check, migrated_url) == [expected]
     with pytest.raises(SchemaMismatch, match="install a newer towpath"):
         await in_thread(migrate.upgrade, migrated_url)
+
+
+async def test_the_newest_migration_leaves_room_for_the_version_before_it(
+    db: "asyncpg.Connection[Any]",
+) -> None:
+    """Two versions of the library run side by side while a deployment rolls."""
+    facts = await db.fetchrow(installed.FACTS)
+
+    assert facts["version"] == installed.SCHEMA_VERSION == int(migrate.head())
+    assert facts["compatible_from"] <= max(1, installed.SCHEMA_VERSION - 1)
 
 
 def test_an_unreachable_database_is_unavailable() -> None:

@@ -275,13 +275,14 @@ async def test_an_outage_gives_up_when_it_is_told_to() -> None:
 
 async def test_progress_of_a_stale_token_is_not_written(migrated_url: str, db: Any) -> None:
     """C7."""
+    from towpath.store.groups import Terms
     from towpath.store.workers import WorkerStore
 
     mine, stale = work(), work()
     await claimed(db, [mine, stale])
     database = Database(migrated_url, pool_size=2)
     await database.start()
-    workers = WorkerStore(database, "depot", uuid4(), 5)
+    workers = WorkerStore(database, "depot", uuid4(), 5, Terms("key", None))
     assert mine.token is not None
     reports = {(mine.id, mine.token): {"fraction": 0.5}, (stale.id, uuid4()): {"fraction": 1}}
     await workers.report_progress(reports)

@@ -312,6 +312,14 @@ class BrokerAdmin(Protocol):
         """How long messages can be read again; `timedelta.max` for ever, None where reading removes them."""
         ...
 
+    async def change_queues(self, group: GroupTopology, before: int) -> None:
+        """Spread a group's messages over the queues of the settings, over `before` until now; repeatable.
+
+        New queues are bound before old ones are let go, so nothing sent meanwhile is lost. Raises
+        UsageError while an old queue holds messages or is read, and where groups have no queues.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close; idempotent."""
         ...
@@ -328,6 +336,11 @@ class Broker(Protocol):
     @property
     def labels(self) -> Mapping[str, str | int]:
         """What telemetry says of it: `system`; `server_address` and `server_port` where it is one server."""
+        ...
+
+    @property
+    def queues_per_group(self) -> int | None:
+        """Queues of a group per address; None at a broker where groups have none."""
         ...
 
     def publisher(self) -> Publisher: ...

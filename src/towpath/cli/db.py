@@ -21,12 +21,17 @@ app = typer.Typer(
 def upgrade(
     as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
 ) -> None:
-    """Bring the schema to the newest version: one transaction, safe to run twice or at once."""
+    """Bring the schema to the newest version: one transaction, safe to run twice, at once and under load."""
     if as_sql:
         print(migrate.script(settings.load_offline().schema_name), end="")
         return
     revision = migrate.upgrade(*database_of(settings.load()))
-    print(f"the schema is at revision {revision}")
+    print(f"the schema is at revision {clean(revision)}{_if_ahead(revision)}")
+
+
+def _if_ahead(revision: str | None) -> str:
+    newest = migrate.head()
+    return "" if revision == newest else f", newer than {newest} of this towpath, which works with it"
 
 
 @app.command()
@@ -44,13 +49,16 @@ def current(json: Json = False) -> None:
 @app.command()
 def check(json: Json = False) -> None:
     """Compare the schema with what the migrations make; exit 3 when it differs."""
-    problems = migrate.check(*database_of(settings.load()))
+    database = database_of(settings.load())
+    problems, revision = migrate.check(*database), migrate.current(*database)
     if json:
         as_json({"ok": not problems, "problems": problems})
     else:
         for problem in problems:
             print(clean(problem))
-        if not problems:
+        if not problems and (ahead := _if_ahead(revision)):
+            print(f"the schema is at revision {clean(revision or '')}{ahead}")
+        elif not problems:
             print("the schema is as the migrations make it")
     if problems:
         raise Stop(SAYS_NO)

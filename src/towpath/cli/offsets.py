@@ -10,11 +10,11 @@ import typer
 
 from towpath.brokers.ports import Bounds
 from towpath.cli import options
-from towpath.cli.broker import admin_of_settings
 from towpath.cli.exits import FAILED, Stop
 from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name
 from towpath.cli.output import as_json, table
 from towpath.cli.session import Session, connected, run_async
+from towpath.cli.topology import admin_of_settings
 from towpath.errors import UsageError
 from towpath.store.deadletters import DeadLetters
 from towpath.store.statements import load

@@ -14,11 +14,12 @@ from towpath.brokers.ports import Broker, Subscriber, Subscription
 from towpath.consumer.member import DATABASE, Member
 from towpath.consumer.roster import cancel, wait_for
 from towpath.consumer.slots import session_problems
-from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, StoreUnavailable
+from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, SchemaMismatch, StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.database import Database, store_errors
 from towpath.store.destinations import addresses_of, installation_of
+from towpath.store.groups import GroupStore, Terms
 from towpath.store.installed import ensure_installed
 from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
@@ -47,6 +48,8 @@ class Health:
     progressed_at: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     subscriber: Subscriber | None = None
+    outdated: SchemaMismatch | None = None
+    """Why the schema cannot be worked with any more."""
 
     def note(self, loop: str) -> None:
         """A loop came round."""
@@ -63,6 +66,7 @@ class Health:
         """Whether messages arrive and may be claimed: joined, beating, not draining, no partition refused."""
         return (
             not self.is_draining
+            and self.outdated is None
             and self.is_broker_connected
             and self.is_database_seen
             and not self.refused_partitions
@@ -105,10 +109,15 @@ class Consumer:
         self._settings = settings or WorkerSettings()
         self._outbox = outbox or Outbox(schema=database.schema)
         self._telemetry = telemetry
+        self._terms = Terms(app.ordering, broker.queues_per_group, tuple(sorted(app.handlers)))
         self.health = Health()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Consume until told to stop. Raises ConfigurationError before the first message, and bugs."""
+        """Consume until told to stop.
+
+        Raises ConfigurationError before the first message, SchemaMismatch also later, when the schema was
+        changed into one this library cannot work with and what ran has ended, and bugs.
+        """
         if problems := [*self._app.problems(), *session_problems(self._app.handlers, self._settings)]:
             raise ConfigurationError("; ".join(problems))
         async with AsyncExitStack() as stack:
@@ -123,6 +132,8 @@ class Consumer:
                     await self._run_member(resources, stop)
             except _Stopped:
                 return
+        if self.health.outdated is not None:
+            raise self.health.outdated
 
     async def _connect(self) -> None:
         await self._database.start()
@@ -131,8 +142,14 @@ class Consumer:
                 await ensure_installed(connection, self._database.schema)
 
     async def _look_up(self) -> tuple[dict[str, str], str]:
-        """The group's addresses and this installation's id."""
+        """The group's addresses and this installation's id. Raises GroupMismatch, before it joins."""
         pool, schema = self._database.pool, self._database.schema
+        async with self._database.transaction() as connection:
+            before = await GroupStore(self._app.name, schema).agree(connection, self._terms)
+        if before is not None:
+            log.warning(
+                "worker.ordering_changed", group=self._app.name, before=before, ordering=self._app.ordering
+            )
         addresses = await addresses_of(pool, self._app.destinations, schema)
         return addresses, await installation_of(self._database)
 
@@ -147,11 +164,19 @@ class Consumer:
                 self._settings.max_in_flight_bytes,
             )
         )
+
+        def outdated(error: SchemaMismatch) -> None:
+            if self.health.outdated is None:
+                log.error("worker.outdated", group=self._app.name, error=str(error))
+            self.health.outdated = error
+            stop.set()
+
         member = Member(
             self._app,
             self._database,
             subscriber,
             self._settings,
+            terms=self._terms,
             installation=installation,
             destinations={address: name for name, address in addresses.items()},
             outbox=self._outbox,
@@ -159,6 +184,7 @@ class Consumer:
             telemetry=self._telemetry,
             broker_labels=self._broker.labels,
             on_progress=self.health.note,
+            on_outdated=outdated,
         )
         try:
             await self._persist(lambda: subscriber.start(member), stop)

@@ -27,7 +27,7 @@ from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
 from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
 from towpath.consumer.waves import Waves
-from towpath.errors import StoreUnavailable
+from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.broker_deaths import BrokerDeathStore
@@ -35,6 +35,7 @@ from towpath.store.census import CensusStore
 from towpath.store.claims import ClaimStore
 from towpath.store.database import Database, within
 from towpath.store.doubts import DoubtStore
+from towpath.store.groups import Terms
 from towpath.store.offsets import OffsetStore
 from towpath.store.reaping import ReapStore
 from towpath.store.settles import SettleStore
@@ -59,6 +60,7 @@ class Member:
         subscriber: Subscriber,
         settings: WorkerSettings,
         *,
+        terms: Terms,
         installation: str,
         destinations: Mapping[str, str],
         outbox: Outbox,
@@ -66,6 +68,7 @@ class Member:
         telemetry: Telemetry,
         broker_labels: Mapping[str, str | int],
         on_progress: Callable[[str], None],
+        on_outdated: Callable[[SchemaMismatch], None],
     ) -> None:
         self.id: UUID = uuid7()
         self._group = app.name
@@ -80,14 +83,16 @@ class Member:
         )
         settles = SettleStore(database, app.name, self.id)
         doubts = DoubtStore(database, app.name)
-        self._workers = WorkerStore(database, app.name, self.id, settings.lease.total_seconds())
+        self._workers = WorkerStore(database, app.name, self.id, settings.lease.total_seconds(), terms)
         self._membership = Membership(
             self._workers,
             lease_seconds=settings.lease.total_seconds(),
             beat_seconds=settings.beat_every.total_seconds(),
             on_cancel=lambda task_id: self._roster.cancel(task_id),  # noqa: PLW0108 - made below
             on_progress=on_progress,
+            on_outdated=on_outdated,
         )
+        self._types = terms.types
         watch = StoreWatch(app.name)
         breakers = Breakers(app.handlers, time.monotonic)
         suspects = Suspects(
@@ -191,6 +196,7 @@ class Member:
         await self._membership.register()
         self._on_progress(DATABASE)
         log.info("worker.registered", group=self._group, worker=str(self.id))
+        await self._tell_differences()
         loops = (
             self._pump.receive_loop,
             self._pump.claim_loop,
@@ -219,6 +225,17 @@ class Member:
             await self._abandon()
             await cancel(upkeep)
             self._roster.broke.cancel()
+
+    async def _tell_differences(self) -> None:
+        """Say which handlers this member and the others do not share: a deployment, or another app."""
+        for host, types in await self._workers.others():
+            log.warning(
+                "worker.handlers_differ",
+                group=self._group,
+                host=host,
+                only_here=sorted(set(self._types).difference(types)),
+                only_there=sorted(set(types).difference(self._types)),
+            )
 
     async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None:
         """Partitions leave: let their running work end, hand back the rest."""

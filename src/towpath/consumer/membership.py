@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from towpath.consumer.settling import until_available
-from towpath.errors import LeaseLost, StoreUnavailable
+from towpath.errors import LeaseLost, SchemaMismatch, StoreUnavailable
 from towpath.store.database import within
 from towpath.store.work import Work
 from towpath.store.workers import WorkerStore
 
 
 class Membership:
-    """Renews until the lease is lost, which ends `run` with LeaseLost."""
+    """Renews until the lease is lost, which ends `run` with LeaseLost.
+
+    A schema that was changed into one this library cannot work with is told to `on_outdated`, once a beat.
+    """
 
     def __init__(
         self,
@@ -23,16 +26,18 @@ class Membership:
         beat_seconds: float,
         on_cancel: Callable[[UUID], None],
         on_progress: Callable[[str], None],
+        on_outdated: Callable[[SchemaMismatch], None],
     ) -> None:
         self._store = store
         self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds
         self._on_cancel = on_cancel
         self._on_progress = on_progress
+        self._on_outdated = on_outdated
         self._progress: dict[tuple[UUID, UUID], Mapping[str, object]] = {}
 
     async def register(self) -> None:
-        """Begin the lease. Raises StoreUnavailable."""
+        """Begin the lease. Raises StoreUnavailable, and GroupMismatch."""
         await self._store.register()
 
     def report(self, work: Work, progress: Mapping[str, object]) -> None:
@@ -51,6 +56,8 @@ class Membership:
                 renewed_at = asked_at
                 self._on_progress("database")
                 await within(self._beat_seconds, self._exchange())
+            except SchemaMismatch as error:
+                self._on_outdated(error)
             except (StoreUnavailable, TimeoutError) as error:
                 if _boot_seconds() - renewed_at > self._lease_seconds:
                     raise LeaseLost("the database was away for longer than the worker's lease") from error
@@ -61,6 +68,7 @@ class Membership:
         await until_available(lambda: self._store.report_progress(reports))
         for task_id in await self._store.cancellations():
             self._on_cancel(task_id)
+        await self._store.ensure_installed()
 
 
 def _boot_seconds() -> float:

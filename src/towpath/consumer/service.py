@@ -36,6 +36,7 @@ class _Probe:
             "broker": self._health.is_broker_connected,
             "refused_partitions": self._health.refused_partitions,
             "database": self._health.is_database_seen,
+            "schema": "ok" if self._health.outdated is None else str(self._health.outdated),
             "draining": self._health.is_draining,
         }
 

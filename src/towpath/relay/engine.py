@@ -165,13 +165,14 @@ class Relay:
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop` is set, then finish what is in flight and release the leases.
 
-        Raises ConfigurationError when schema or journal are not what they must be, in an
-        ExceptionGroup as anything else a loop dies of.
+        Raises SchemaMismatch when the schema is not one that this library works with, also where it was
+        changed meanwhile. Other ConfigurationErrors, and whatever a loop dies of, come in an
+        ExceptionGroup.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(self._heartbeat.run(), name="heartbeat"),
+                    tasks.create_task(self._heartbeat.run(stop), name="heartbeat"),
                     tasks.create_task(self._reading.run(), name="reading"),
                     tasks.create_task(self._clearing.run(), name="clearing"),
                     tasks.create_task(self._mover.run(), name="moving"),
@@ -184,6 +185,8 @@ class Relay:
                     task.cancel()
         finally:
             await self._close()
+        if self._heartbeat.outdated is not None:
+            raise self._heartbeat.outdated
 
     def drain(self) -> None:
         """Say "not ready" from now on; `run` is told by its event."""

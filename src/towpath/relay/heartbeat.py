@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 from uuid import UUID
 
-from towpath.errors import StoreUnavailable
+from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
@@ -48,9 +48,14 @@ class Heartbeat:
         self.ticked_at = self.beat_at
         """When it last tried."""
         self.error: BaseException | None = None
+        self.outdated: SchemaMismatch | None = None
 
-    async def run(self) -> None:
-        """Beat until cancelled. A database that is away is tried again every second."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Beat until cancelled. A database that is away is tried again every second.
+
+        Where the schema is not one that this library works with, now or after a change, `stop` is set and
+        `outdated` says why.
+        """
         while True:
             wait = self._options.renew_every
             self.ticked_at = boot_time()
@@ -65,6 +70,9 @@ class Heartbeat:
                 if self.error is None:
                     self._hooks.store_unavailable(error, wait)
                 self.error = error
+            except SchemaMismatch as error:
+                self.outdated = self.error = error
+                stop.set()
             await asyncio.sleep(wait)
 
     async def beat(self) -> bool:
@@ -72,6 +80,7 @@ class Heartbeat:
         options, shards = self._options, self._shards
         with link_errors():
             connection = await self._link.connection()
+            await self._leases.ensure_installed(connection)
             living, place = await self._leases.beat(
                 connection, self._relay, self._host, options.lease, options.broker_number
             )

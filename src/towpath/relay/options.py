@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from towpath.backoff import RetryPolicy
 from towpath.errors import SettingsError
+from towpath.store.installed import SHARDS_PER_BROKER
 
 if TYPE_CHECKING:
     from towpath.settings import RelaySettings, WakeupMode
-
-SHARDS_PER_BROKER: Final = 16
-"""As in the schema's `shards_per_broker()`; fixed at installation."""
-
 
 CANARY_EVERY_SECONDS: Final = 60.0
 BACKOFF: Final = RetryPolicy(base="100ms", cap="3s")

@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from towpath.errors import ConfigurationError
+from towpath.store.installed import ensure_installed
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 
@@ -16,7 +17,12 @@ class Leases:
     """The lease statements of one schema, each one transaction. Times are seconds."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._schema = schema
         self._sql = load("relay", schema)
+
+    async def ensure_installed(self, connection: asyncpg.Connection[Any]) -> None:
+        """Raise SchemaMismatch unless this library works with the schema."""
+        await ensure_installed(connection, self._schema)
 
     async def beat(
         self,

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from towpath.errors import MissingExtra, SchemaMismatch, StoreError
-from towpath.store import fingerprint
+from towpath.store import fingerprint, installed
 from towpath.store.database import async_engine, store_errors
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 
@@ -30,13 +30,21 @@ T = TypeVar("T")
 _ONE_AT_A_TIME: Final = threading.Lock()
 """alembic hands its environment to the revisions through globals of its own."""
 
+_LOCK_WAIT: Final = "500ms"
+"""Below the server's deadlock_timeout: the migration gives way before anybody else is made to, and who queues
+behind a lock that it waits for waits no longer."""
+_LOCKED: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+_PATIENCE_SECONDS: Final = 60.0
+
 
 def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
     """Run the missing migrations in one transaction and return the revision reached.
 
     Several callers at once wait for each other on an advisory lock, and the later ones find nothing
-    to do. Raises StoreUnavailable, SchemaMismatch when the database is newer than this library,
-    StoreError when a migration fails (nothing of it is kept).
+    to do. Nor is there anything to do for a library older than the schema that still works with it. A
+    table that is in use is waited for briefly and often, for a minute. Raises StoreUnavailable,
+    SchemaMismatch when the database is too new for this library, StoreError when a migration fails
+    (nothing of it is kept).
     """
     config = _config(schema)
 
@@ -44,15 +52,18 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
         connection.execute(
             text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"towpath migrations of {schema}"}
         )
-        _refuse_newer(_revision(connection, schema))
+        revision = _revision(connection, schema)
+        if revision is not None and _is_ahead(connection, schema, revision):
+            return revision
         from alembic import command  # noqa: PLC0415  # the extra was checked by _config
 
+        connection.execute(text(f"set local lock_timeout = '{_LOCK_WAIT}'"))
         config.attributes["connection"] = connection
         with _ONE_AT_A_TIME:
             command.upgrade(config, "head")
         return _revision(connection, schema) or ""
 
-    return _in_transaction(url, run)
+    return _patiently(lambda: _in_transaction(url, run))
 
 
 def script(schema: str = DEFAULT_SCHEMA) -> str:
@@ -80,7 +91,10 @@ def head() -> str:
 
 
 def check(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
-    """What differs between the database and the newest schema, one line each; empty when nothing does."""
+    """What differs between the database and the newest schema, one line each; empty when nothing does.
+
+    Nothing is compared where the schema is newer than this library and works with it.
+    """
     newest = head()
     in_schema("", schema)
 
@@ -88,8 +102,15 @@ def check(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
         revision = _revision(connection, schema)
         if revision is None:
             return [f"the schema {schema} is not installed: run towpath db upgrade"]
+        try:
+            if _is_ahead(connection, schema, revision):
+                return []
+        except SchemaMismatch as error:
+            return [str(error)]
         if revision != newest:
-            return [f"the schema is at revision {revision}, this towpath needs {newest}: {_advice(revision)}"]
+            return [
+                f"the schema is at revision {revision}, this towpath needs {newest}: run towpath db upgrade"
+            ]
         return list(
             fingerprint.differences(fingerprint.expected(schema), fingerprint.read(connection, schema))
         )
@@ -131,13 +152,33 @@ def _known(revision: str) -> bool:
     return any(known.revision == revision for known in scripts.walk_revisions())
 
 
-def _advice(revision: str) -> str:
-    return "run towpath db upgrade" if _known(revision) else "install a newer towpath"
+def _is_ahead(connection: Connection, schema: str, revision: str) -> bool:
+    """Whether the schema is newer than this library and works with it. Raises SchemaMismatch if not."""
+    if _known(revision):
+        return False
+    facts = connection.execute(text(in_schema(installed.FACTS, schema))).mappings().one()
+    if problem := installed.mismatch(schema, **facts):
+        raise SchemaMismatch(problem)
+    return True
 
 
-def _refuse_newer(revision: str | None) -> None:
-    if revision is not None and not _known(revision):
-        raise SchemaMismatch(f"the schema is at revision {revision}: {_advice(revision)}")
+def _patiently(act: Callable[[], T]) -> T:
+    """Again while another transaction keeps a lock. Raises StoreError when that lasts too long."""
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random  # noqa: PLC0415  # as alembic
+
+    attempts = Retrying(
+        retry=retry_if_exception_type(_LOCKED),
+        stop=stop_after_delay(_PATIENCE_SECONDS),
+        wait=wait_random(0.2, 1.0),
+        reraise=True,
+    )
+    try:
+        return attempts(act)
+    except _LOCKED as error:
+        raise StoreError(
+            f"a transaction has kept a table locked for {_PATIENCE_SECONDS:.0f} seconds ({error}): end it "
+            "(pg_stat_activity, pg_prepared_xacts) and run towpath db upgrade again; nothing was changed"
+        ) from error
 
 
 def _in_transaction(url: str, work: Callable[[Connection], T]) -> T:

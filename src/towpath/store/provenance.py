@@ -42,7 +42,7 @@ class ProvenanceStore:
         """Forget what was written down; the next relay writes down its own. Returns what it was."""
         async with connection.transaction():
             rows = [dict(row) for row in await connection.fetch(self._sql["forget"])]
-            await self._record(connection, actor, "outbox.confirm", reason, {"forgotten": rows})
+            await self.record(connection, actor, "outbox.confirm", reason, {"forgotten": rows})
         return rows
 
     async def keep_partitions(
@@ -76,14 +76,11 @@ class ProvenanceStore:
         Raises UsageError while a relay holds leases: it has the old count in memory.
         """
         async with connection.transaction():
-            if await connection.fetchval(self._sql["live_leases"]):
-                raise UsageError(
-                    "a relay holds leases: stop the relays, let every group read to the end, then roll over"
-                )
+            await self.ensure_no_relay(connection)
             before: int | None = await connection.fetchval(
                 self._sql["roll_over"], broker, address, partitions
             )
-            await self._record(
+            await self.record(
                 connection,
                 actor,
                 "broker.rollover",
@@ -92,9 +89,17 @@ class ProvenanceStore:
             )
         return before
 
-    async def _record(
+    async def ensure_no_relay(self, connection: asyncpg.Connection[Any]) -> None:
+        """Lock the leases until the transaction ends. Raises UsageError while one is held."""
+        if await connection.fetchval(self._sql["live_leases"]):
+            raise UsageError(
+                "a relay holds leases: stop the relays, let every group read to the end, then roll over"
+            )
+
+    async def record(
         self, connection: asyncpg.Connection[Any], actor: str, action: str, reason: str, what: object
     ) -> None:
+        """Into the audit table."""
         await DeadLetters(self._schema).begin_audit(
             connection,
             actor=actor,

@@ -1,7 +1,7 @@
 """Worker leases: one row per process, renewed once a beat, never revived after it lapsed."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -9,6 +9,8 @@ import msgspec
 
 from towpath.errors import LeaseLost
 from towpath.store.database import Database, store_errors
+from towpath.store.groups import GroupStore, Terms
+from towpath.store.installed import ensure_installed
 from towpath.store.statements import load
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -17,23 +19,42 @@ _encode: Final = msgspec.json.Encoder().encode
 class WorkerStore:
     """The lease of one worker, and what travels with its beat."""
 
-    def __init__(self, database: Database, group: str, worker_id: UUID, lease_seconds: float) -> None:
+    def __init__(
+        self, database: Database, group: str, worker_id: UUID, lease_seconds: float, terms: Terms
+    ) -> None:
         self._database = database
         self._sql = load("work", database.schema)
         self._group = group
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
+        self._terms = terms
+        self._groups = GroupStore(group, database.schema)
 
     async def register(self) -> None:
-        """Begin the lease under an id nobody used before. Raises StoreUnavailable."""
-        with store_errors():
-            await self._database.pool.execute(
+        """Begin the lease under an id nobody used before.
+
+        Raises StoreUnavailable, and GroupMismatch where the group does not agree to the member's terms.
+        """
+        async with self._database.transaction() as connection:
+            await self._groups.agree(connection, self._terms)
+            await connection.execute(
                 self._sql["register_worker"],
                 self._worker_id,
                 self._group,
                 socket.gethostname(),
                 self._lease_seconds,
+                list(self._terms.types),
             )
+
+    async def others(self) -> Sequence[tuple[str, list[str]]]:
+        """Living members that handle other types: host, and its types. Raises StoreUnavailable."""
+        with store_errors():
+            return await self._groups.others(self._database.pool, self._terms.types)
+
+    async def ensure_installed(self) -> None:
+        """Raise SchemaMismatch when the schema was changed into one that this library cannot work with."""
+        with store_errors():
+            await ensure_installed(self._database.pool, self._database.schema)
 
     async def beat(self) -> None:
         """Renew. Raises LeaseLost when the lease has lapsed, StoreUnavailable when nothing is known."""

@@ -69,6 +69,15 @@ _EVENTS: Final = (
         "relay slot count seconds",
     ),
     _event("worker.registered", "A worker has its lease.", "group worker"),
+    _event(
+        "worker.handlers_differ",
+        "A living member handles other types: a deployment rolls, or another app has this group's name.",
+        "group host only_here only_there",
+    ),
+    _event("worker.ordering_changed", "Nothing was under way in the old order.", "group before ordering"),
+    _event(
+        "worker.outdated", "The schema is not one this towpath works with any more: it drains.", "group error"
+    ),
     _event("worker.loop_blocked", "A handler kept the event loop to itself.", "group handler seconds"),
     _event("worker.lease_lost", "The worker lapsed; it starts again under a new id.", "group worker"),
     _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error backoff_seconds"),

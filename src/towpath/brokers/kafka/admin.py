@@ -14,7 +14,7 @@ from towpath.brokers.kafka.config import KafkaConfig
 from towpath.brokers.kafka.connection import connection_error
 from towpath.brokers.kafka.errors import describe, translate
 from towpath.brokers.ports import Bounds, GroupTopology, dead_letter_address
-from towpath.errors import ConfigurationError, TopologyError
+from towpath.errors import ConfigurationError, TopologyError, UsageError
 
 _CLOSE_SECONDS: Final = 3.0
 _VISIBLE_POLLS: Final = 100
@@ -174,6 +174,10 @@ class KafkaAdmin:
                 raise await connection_error(self._config, error) from error
             self._client = client
         return self._client
+
+    async def change_queues(self, group: GroupTopology, before: int) -> None:  # noqa: ARG002
+        """None: members share partitions."""
+        raise UsageError("groups have no queues at Kafka")
 
     async def aclose(self) -> None:
         """Close; bounded."""

@@ -32,6 +32,10 @@ class KafkaBroker:
         """`kafka`, and the server where the URL names one."""
         return self._config.url.labels("kafka", DEFAULT_PORT)
 
+    @property
+    def queues_per_group(self) -> None:
+        """None: partitions are the topic's."""
+
     def publisher(self) -> KafkaPublisher:
         """A publisher with a producer of its own."""
         return KafkaPublisher(self._config)

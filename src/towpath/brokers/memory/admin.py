@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from towpath.brokers.memory.hub import Hub
 from towpath.brokers.ports import Bounds, GroupTopology, dead_letter_address
+from towpath.errors import UsageError
 
 
 def _needed(addresses: Sequence[str], groups: Sequence[GroupTopology]) -> Iterator[str]:
@@ -45,6 +46,10 @@ class MemoryAdmin:
     async def kept_for(self, address: str) -> timedelta | None:  # noqa: ARG002
         """As long as the process lives."""
         return None
+
+    async def change_queues(self, group: GroupTopology, before: int) -> None:  # noqa: ARG002
+        """There are none."""
+        raise UsageError("groups have no queues at the memory broker")
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -42,6 +42,10 @@ class MemoryBroker:
         """`memory`."""
         return {"system": "memory"}
 
+    @property
+    def queues_per_group(self) -> None:
+        """None."""
+
     def publisher(self) -> MemoryPublisher:
         """A publisher into the hub."""
         return MemoryPublisher(self._hub, self._max_message_bytes)

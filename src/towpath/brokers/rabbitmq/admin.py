@@ -11,8 +11,8 @@ from towpath.brokers.ports import Bounds, GroupTopology
 from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.connection import Link
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, describe, is_cancelled_from_outside, translate
-from towpath.brokers.rabbitmq.topology import QueueSpec, Topology, topology_of
-from towpath.errors import BrokerUnavailable, TopologyError
+from towpath.brokers.rabbitmq.topology import QueueSpec, Topology, group_queues, topology_of
+from towpath.errors import BrokerUnavailable, TopologyError, UsageError
 
 _Declare = Callable[[aiormq.Channel], Awaitable[object]]
 
@@ -138,6 +138,50 @@ class RabbitAdmin:
     async def kept_for(self, address: str) -> timedelta | None:  # noqa: ARG002
         """A queue keeps what was not acknowledged, and nothing else."""
         return None
+
+    async def change_queues(self, group: GroupTopology, before: int) -> None:
+        """Bind the new queues, then take the old bindings and queues away."""
+        old = [queue for each in group.addresses for queue in group_queues(group.group, each, before)]
+        new = {
+            queue.name: queue
+            for each in group.addresses
+            for queue in group_queues(group.group, each, self._config.queues_per_group)
+        }
+        for queue in old:
+            await self._ensure_unused(queue.name)
+        for queue in new.values():
+            await self._declare_queue(queue)
+        for queue in old:
+            await self._let_go(queue, new.get(queue.name))
+
+    async def _ensure_unused(self, name: str) -> None:
+        found = aiormq.spec.Queue.DeclareOk(message_count=0, consumer_count=0)
+
+        async def look(channel: aiormq.Channel) -> None:
+            nonlocal found
+            found = await channel.queue_declare(name, passive=True)
+
+        await self._exists(look)
+        if found.consumer_count:
+            raise UsageError(f"somebody reads from the queue {name}: stop every member of the group first")
+        if found.message_count:
+            raise UsageError(
+                f"{found.message_count} messages wait in the queue {name}: stop the relays, let the group "
+                "read to the end with the queues it has, then stop it"
+            )
+
+    async def _let_go(self, old: QueueSpec, new: QueueSpec | None) -> None:
+        async def act(channel: aiormq.Channel) -> None:
+            if new is None:
+                await channel.queue_delete(old.name)  # of one that is gone it says so, too
+            else:
+                for key in set(old.binding_keys).difference(new.binding_keys):
+                    await channel.queue_unbind(old.name, old.exchange, routing_key=key)
+
+        try:
+            await self._on_channel(act)
+        except CLIENT_ERRORS as error:
+            raise translate(error) from error
 
     async def aclose(self) -> None:
         """Close; bounded."""

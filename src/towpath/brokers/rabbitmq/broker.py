@@ -32,6 +32,11 @@ class RabbitBroker:
         """`rabbitmq` and the server."""
         return self._config.labels
 
+    @property
+    def queues_per_group(self) -> int:
+        """The option of that name."""
+        return self._config.queues_per_group
+
     def publisher(self) -> RabbitPublisher:
         """A publisher with a connection of its own."""
         return RabbitPublisher(self._config)

@@ -71,6 +71,7 @@ grant select on sequence towpath.outbox_id_seq to towpath_relay;
 
 grant towpath_producer to towpath_worker;
 grant select, insert, update, delete on towpath.task, towpath.key_gate, towpath.worker to towpath_worker;
+grant select, insert, update on towpath.consumer_group to towpath_worker;
 -- History is written, and forgotten with its task; never changed.
 grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
@@ -85,7 +86,7 @@ grant update on towpath.task, towpath.dead_letter, towpath.publish_gate to towpa
 grant insert on towpath.parked_message to towpath_operator;
 grant insert, update, delete on towpath.key_gate to towpath_operator;
 grant insert on towpath.task_event to towpath_operator;
-grant insert, update on towpath.audit, towpath.group_offset to towpath_operator;
+grant insert, update on towpath.audit, towpath.group_offset, towpath.consumer_group to towpath_operator;
 grant insert, update, delete on towpath.destination to towpath_operator;
 grant update (cluster, home) on towpath.broker to towpath_operator;
 grant update on towpath.partitioning to towpath_operator;

@@ -27,7 +27,8 @@ select $1, x.id, x.type, x.kind, x.source, x.key, x.lane, x.position, 'RUNNING',
  order by x.id
 on conflict (consumer_group, id) do update
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
-       version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at), updated_at = towpath.clock()
+       lane = excluded.lane, version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at),
+       updated_at = towpath.clock()
  where t.held_by = 'broker' and (t.state = 'ACCEPTED' or ($11 and t.state = 'RUNNING' and t.effect_state is null
        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
@@ -385,8 +386,8 @@ insert into towpath.outbox (shard, message_id, kind, destination, type, key, con
 values (towpath.shard($1, $2, $3), $3, 'copy', $1, $4, $2, $5, $6::text::json, $7)
 
 -- name: register_worker
-insert into towpath.worker (id, consumer_group, host, lease_until)
-values ($1, $2, $3, towpath.clock() + make_interval(secs => $4))
+insert into towpath.worker (id, consumer_group, host, lease_until, types)
+values ($1, $2, $3, towpath.clock() + make_interval(secs => $4), $5)
 
 -- name: beat
 -- Renew a living worker; a lapsed one cannot revive. Index: primary key.

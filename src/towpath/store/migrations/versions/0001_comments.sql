@@ -4,7 +4,7 @@ comment on table towpath.alembic_version is 'The migration this schema is at.';
 comment on column towpath.alembic_version.version_num is 'Revision identifier of the newest migration applied.';
 
 comment on table towpath.meta is 'Facts about this installation, one per row.';
-comment on column towpath.meta.name is 'Name of the fact: schema_version, installation_id.';
+comment on column towpath.meta.name is 'Name of the fact: schema_version, compatible_from (the oldest version whose library works with this schema), installation_id.';
 comment on column towpath.meta.value is 'Its value as text.';
 
 comment on table towpath.broker is 'Brokers that messages are published to; a broker has its own shards, so one that is down never stops another.';
@@ -119,10 +119,17 @@ comment on column towpath.parked_message.created_at is 'As in outbox.';
 comment on view towpath.shard_progress is 'The newest journaled progress of each shard.';
 comment on view towpath.outbox_message is 'Outbox rows with their derived status, for people: PENDING, PARKED (behind a publish gate) or SENT.';
 
+comment on table towpath.consumer_group is 'What all members of a group must agree on, noted by its first; who differs is refused.';
+comment on column towpath.consumer_group.name is 'The group.';
+comment on column towpath.consumer_group.ordering is 'What its messages are ordered by; changed by the first member of another ordering once nothing is under way.';
+comment on column towpath.consumer_group.queues is 'RabbitMQ: queues per address that its messages are spread over; null until known.';
+comment on column towpath.consumer_group.updated_at is 'When it last changed.';
+
 comment on table towpath.worker is 'Leases of consumer processes; a task belongs to a worker and lives as long as its lease.';
 comment on column towpath.worker.id is 'Identity of one process run; a process whose lease lapsed starts again under a new one.';
 comment on column towpath.worker.consumer_group is 'The group it works for.';
 comment on column towpath.worker.host is 'Host name and process id, for people.';
+comment on column towpath.worker.types is 'Message types it has handlers for, sorted.';
 comment on column towpath.worker.started_at is 'When it registered.';
 comment on column towpath.worker.lease_until is 'Alive until here, by the database clock; renewed by every heartbeat.';
 

@@ -28,8 +28,10 @@ create table towpath.meta (
   name  text primary key,
   value text not null
 );
+-- `compatible_from`: the oldest version whose library works with this schema. A migration that only adds leaves it.
 insert into towpath.meta values
   ('schema_version', '1'),
+  ('compatible_from', '1'),
   ('installation_id', gen_random_uuid()::text);
 
 create table towpath.broker (
@@ -222,10 +224,19 @@ create view towpath.outbox_message as
 
 -- Work ------------------------------------------------------------------------------------------
 
+-- What all members of a group must agree on, as its first member or `broker apply` described it.
+create table towpath.consumer_group (
+  name       text primary key check (length(name) between 1 and 100),
+  ordering   text not null check (ordering in ('key', 'partition', 'none')),
+  queues     integer check (queues > 0),
+  updated_at timestamptz not null default towpath.clock()
+);
+
 create table towpath.worker (
   id             uuid primary key,
   consumer_group text not null,
   host           text not null,
+  types          text[] not null default '{}',
   started_at     timestamptz not null default towpath.clock(),
   lease_until    timestamptz not null
 ) with (fillfactor = 50);
