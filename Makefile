@@ -1,6 +1,7 @@
 # make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running)
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
+# make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
 # make nightly random histories of the consumer engine, 5,000 of them (HISTORIES=, SEED= change that)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
@@ -17,7 +18,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test nightly demo bench clean
+.PHONY: install format check static lock-check unit lock services test faults nightly demo bench clean
 
 install: $(STAMP)
 
@@ -56,7 +57,7 @@ lock-check: install
 	done
 
 unit: install
-	$(BIN)/python -m pytest -q -m "not services and not slow" $(wildcard tests/unit tests/property)
+	$(BIN)/python -m pytest -q -m "not services and not slow" $(wildcard tests/unit tests/property tests/faults)
 
 lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -76,6 +77,10 @@ test: services
 nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \
 		$(BIN)/python -m pytest tests/property/test_work_protocol.py
+
+faults: services
+	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 4,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
+	$(if $(QUICK),,$(BIN)/python -m tests.faults.planted)
 
 demo: install
 	KEEP=$(KEEP) $(BIN)/python -m examples.demo

@@ -32,7 +32,7 @@ ABANDONED_SAVEPOINTS: Final = 0.02
 FAILING: Final = 0.05
 KEYS: Final = 400
 
-_ADVANCE: Final = (
+ADVANCE: Final = (
     "insert into aggregate (key, n) values ({0}, 1)"
     " on conflict (key) do update set n = aggregate.n + 1 returning n"
 )
@@ -92,7 +92,7 @@ class _SessionProducer(_Producer):
     async def _transact(self, plan: _Plan, intentions: list[Intention]) -> None:
         step, work, _ = self._messages
         async with AsyncSession(self._engine) as session, session.begin():
-            n = (await session.execute(text(_ADVANCE.format(":key")), {"key": plan.key})).scalar_one()
+            n = (await session.execute(text(ADVANCE.format(":key")), {"key": plan.key})).scalar_one()
             event_id = emit(session, step(key=plan.key, n=n, failing_attempts=plan.failing_step))
             intentions.append(Intention(event_id, "step", plan.key, n, plan.is_committed))
             if plan.has_abandoned_savepoint:
@@ -120,7 +120,7 @@ class _ConnectionProducer(_Producer):
     async def _transact(self, plan: _Plan, intentions: list[Intention]) -> None:
         step, work, _ = self._messages
         async with self._pool.acquire() as connection, connection.transaction():
-            n = await connection.fetchval(_ADVANCE.format("$1"), plan.key)
+            n = await connection.fetchval(ADVANCE.format("$1"), plan.key)
             event_id = await emit(connection, step(key=plan.key, n=n, failing_attempts=plan.failing_step))
             intentions.append(Intention(event_id, "step", plan.key, n, plan.is_committed))
             handle = await submit(connection, work(key=plan.key, n=n, failing_attempts=plan.failing_work))

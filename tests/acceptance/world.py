@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import asyncpg
@@ -59,6 +59,8 @@ class World:
         self.tasks = tasks_address(group)
         self._processes = processes
         self._expected: dict[str, int | None] = {}
+        self.pids: dict[str, int] = {}
+        """By name, of the processes started last."""
 
     # Processes ---------------------------------------------------------------------------------
 
@@ -83,7 +85,8 @@ class World:
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
         """Start a process; it is expected to run until `stop` or `kill`."""
-        self._processes.spawn(Command(name, argv, {**self.environment, **environment}))
+        command = Command(name, argv, {**self.environment, **environment})
+        self.pids[name] = self._processes.spawn(command)
         self._expected[name] = None
 
     def begin(self, name: str, *argv: str, **environment: str) -> None:
@@ -213,8 +216,13 @@ class World:
         )
 
 
+W = TypeVar("W", bound=World)
+
+
 @asynccontextmanager
-async def world_of(database_url: str, broker: WireBroker, directory: Path) -> AsyncIterator[World]:
+async def world_of(
+    database_url: str, broker: WireBroker, directory: Path, *, make: Callable[..., W]
+) -> AsyncIterator[W]:
     """A world with its topology and business tables; nothing runs yet, and nothing is left behind."""
     processes = ProcessGroup("acceptance")
     try:
@@ -222,7 +230,7 @@ async def world_of(database_url: str, broker: WireBroker, directory: Path) -> As
         try:
             await db.execute(BUSINESS_SCHEMA.read_text())
             group = await _new_group(broker)
-            yield World(group, database_url, broker, db, processes, directory)
+            yield make(group, database_url, broker, db, processes, directory)
         finally:
             await db.close(timeout=10)
     finally:

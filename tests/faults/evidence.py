@@ -1,0 +1,116 @@
+"""What a run left behind: the ledgers, the database and the broker, put together for the checker.
+
+`save` and `load` keep it as JSON, so that a verdict can be looked into, and repeated, long after the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from tests.faults.ledger import Record, read
+from tests.faults.messages import Kind
+from tests.faults.world import FaultWorld
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An effect in the database."""
+
+    id: UUID
+    kind: Kind
+    at: int
+
+
+class Task(msgspec.Struct, frozen=True):
+    """Where a message stands in the group."""
+
+    id: UUID
+    state: str
+    waiting_for: str | None = None
+    reason: str | None = None
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A line of a task's history."""
+
+    id: UUID
+    event: str
+    to_state: str | None = None
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """A row of the dead-letter catalog."""
+
+    id: UUID
+    state: str
+    stage: str
+    deaths: int
+    replays: int
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A message that lies at the broker, in the order of arrival."""
+
+    id: UUID
+    sequence: int
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One run."""
+
+    records: Sequence[Record] = ()
+    deeds: frozenset[str] = frozenset()
+    """Transactions that are in the database."""
+    done: Sequence[Done] = ()
+    tasks: Sequence[Task] = ()
+    moves: Sequence[Move] = ()
+    """In the order of writing."""
+    letters: Sequence[Letter] = ()
+    published: Sequence[Sent] = ()
+    copies: Sequence[Sent] = ()
+    """In the dead-letter queue of the broker."""
+    leftovers: Mapping[str, int] = {}
+    """What should be back to nothing."""
+
+    def save(self, path: Path) -> None:
+        """As JSON."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Evidence":
+        """What `save` wrote."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+_TASKS = "select id, state, waiting_for, reason_code as reason from towpath.task where consumer_group = $1"
+_MOVES = (
+    """select task_id as id, event, to_state from towpath.task_event where consumer_group = $1 order by seq"""
+)
+_LETTERS = """
+select message_id as id, state, stage, death_count as deaths, replay_count as replays
+  from towpath.dead_letter where consumer_group = $1 or stage = 'publish'
+"""
+
+
+async def gather(world: FaultWorld, leftovers: Mapping[str, int]) -> Evidence:
+    """Read everything, when the processes have ended."""
+    db, group = world.db, world.group
+    heard = await world.broker.heard(world.steps)
+    copies = await world.broker.dead_letters(group, world.steps)
+    return Evidence(
+        records=list(read(world.ledger)),
+        deeds=frozenset(row["transaction"] for row in await db.fetch("select transaction from deed")),
+        done=[Done(**row) for row in await db.fetch("select id, kind, at from done")],
+        tasks=[Task(**row) for row in await db.fetch(_TASKS, group)],
+        moves=[Move(**row) for row in await db.fetch(_MOVES, group)],
+        letters=[Letter(**row) for row in await db.fetch(_LETTERS, group)],
+        published=[_sent(message.headers) for message in heard],
+        copies=[_sent(message.headers) for message in copies],
+        leftovers=leftovers,
+    )
+
+
+def _sent(headers: Sequence[tuple[str, bytes]]) -> Sent:
+    values = dict(headers)
+    return Sent(UUID(values["ce_id"].decode()), int(values["towpath-sequence"]))

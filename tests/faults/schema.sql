@@ -1,0 +1,13 @@
+-- The business side of the fault suite; `aggregate` comes with the acceptance tests' schema.
+
+-- A transaction that is here was committed, whatever its producer was told.
+create table deed (
+  transaction text primary key
+);
+
+-- No unique constraint: a doubled effect must be able to show.
+create table done (
+  id   uuid not null,
+  kind text not null,
+  at   bigint not null -- boot-time clock of the handler, ns
+);

@@ -1,0 +1,182 @@
+"""The processes of a run, on servers and links that can be broken."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from tests.acceptance.brokers import KafkaWire, RabbitWire, WireBroker
+from tests.acceptance.world import TOWPATH, World
+from tests.faults import ledger
+from tests.faults.defects import ENVIRONMENT_VARIABLE as DEFECT
+from tests.faults.plan import LANES
+from towpath.testing.proxy import TcpProxy
+from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
+
+BrokerName: TypeAlias = Literal["kafka", "rabbitmq"]
+Role: TypeAlias = Literal["relay", "member", "producer"]
+Link: TypeAlias = tuple[Role, Literal["postgres", "broker"]]
+
+RELAYS: Final = ("relay-0", "relay-1")
+MEMBERS: Final = ("member-0", "member-1")
+PRODUCERS: Final = ("producer-0", "producer-1")
+SCHEMA: Final = Path(__file__).parent / "schema.sql"
+_ENVIRONMENT: Final[Mapping[str, str]] = {
+    "TOWPATH_RELAY__CANARIES": "false",
+    "TOWPATH_RELAY__ENVIRONMENT": "faults",  # a proxy is another address of the same database
+    "TOWPATH_WORKER__CONCURRENCY": "16",
+    "TOWPATH_WORKER__SESSIONS": "8",
+    "TOWPATH_WORKER__ACK_AFTER": "700ms",
+    "TOWPATH_WORKER__LOST_AFTER": "20s",
+    "TOWPATH_WORKER__QUIET": "5s",
+    "TOWPATH_WORKER__MAX_DELIVERIES": "50",  # the faults kill, not the messages
+    "TOWPATH_TELEMETRY__LOG_LEVEL": "INFO",
+}
+_CONNECT_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What all runs on one broker share."""
+
+    broker_name: BrokerName
+    postgres: PostgresServer
+    broker: KafkaServer | RabbitServer
+    postgres_proxy: TcpProxy
+    broker_proxy: TcpProxy
+
+    @property
+    def wire(self) -> WireBroker:
+        """The broker, past the proxy."""
+        if isinstance(self.broker, KafkaServer):
+            return KafkaWire(self.broker.bootstrap)
+        return RabbitWire(self.broker.url)
+
+    def broker_url(self, *, is_proxied: bool) -> str:
+        """For processes."""
+        if not is_proxied:
+            return self.wire.url
+        if isinstance(self.broker, KafkaServer):
+            return f"kafka://127.0.0.1:{self.broker_proxy.port}"
+        return _at_port(self.wire.url, self.broker_proxy.port)
+
+
+@asynccontextmanager
+async def servers_of(broker_name: BrokerName, postgres: PostgresServer) -> AsyncIterator[Servers]:
+    """A broker of one's own, and proxies before it and before Postgres."""
+    async with AsyncExitStack() as stack:
+        server: KafkaServer | RabbitServer = KafkaServer() if broker_name == "kafka" else RabbitServer()
+        stack.enter_context(server)
+        if isinstance(server, KafkaServer):
+            broker_proxy = TcpProxy("127.0.0.1", server.proxied_port, port=server.advertised_port)
+        else:
+            broker_proxy = TcpProxy("127.0.0.1", server.port)
+        postgres_proxy = await stack.enter_async_context(TcpProxy("127.0.0.1", postgres.port))
+        await stack.enter_async_context(broker_proxy)
+        yield Servers(broker_name, postgres, server, postgres_proxy, broker_proxy)
+
+
+class FaultWorld(World):
+    """Two relays, two members of the group and two processes of producers."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        servers: Servers,
+        seed: int,
+        broken_links: frozenset[Link],
+        defect: str,
+    ) -> None:
+        super().__init__(*arguments)
+        self.servers = servers
+        self._seed = seed
+        self._broken_links = broken_links
+        self._defect = defect
+        self.ledger = self.directory / "ledger"
+        self.ledger.mkdir(parents=True)
+        self.notes = ledger.Ledger(self.ledger, "controller")
+
+    def spawn(self, name: str, *argv: str, **environment: str) -> None:
+        """Start a process; its links go through a proxy where they are to be broken."""
+        role = name.partition("-")[0]
+        database_url = self.database_url
+        if (role, "postgres") in self._broken_links:
+            database_url = _at_port(database_url, self.servers.postgres_proxy.port)
+        ours = {
+            **_ENVIRONMENT,
+            "TOWPATH_DATABASE_URL": database_url,
+            "TOWPATH_BROKER_URL": self.servers.broker_url(is_proxied=(role, "broker") in self._broken_links),
+            ledger.ENVIRONMENT_VARIABLE: str(self.ledger),
+            ledger.PROCESS_VARIABLE: name,
+            DEFECT: self._defect,
+        }
+        super().spawn(name, *argv, **{**ours, **environment})
+
+    def start(self, name: str, **environment: str) -> None:
+        """Start a process by the role in its name."""
+        role, _, number = name.partition("-")
+        if role == "relay":
+            self.spawn(name, sys.executable, "-m", "tests.faults.relay", **environment)
+        elif role == "member":
+            self.spawn(name, TOWPATH, "worker", "run", "tests.faults.member:app", **environment)
+        else:
+            each = LANES // len(PRODUCERS)
+            lanes = (str(int(number) * each), str(each))
+            self.begin(
+                name, sys.executable, "-m", "tests.faults.producer", str(self._seed), *lanes, **environment
+            )
+
+    def has_ended(self, name: str) -> bool:
+        """Whether it has, by itself or not."""
+        return name not in self._expected or self._processes.exit_code(name) is not None
+
+    async def patiently(self, name: str, *, seconds: float = 60) -> int:
+        """SIGTERM, and wait without holding up the proxies, which live in this process; the exit code."""
+        self._processes.send_signal(name, signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._exited(name)
+        return self.stop(name, grace_seconds=0.1)
+
+    async def _exited(self, name: str) -> None:
+        while self._processes.exit_code(name) is None:  # noqa: ASYNC110 - the supervisor is asked, it does not tell
+            await asyncio.sleep(0.1)
+
+    async def attempt(self, name: str, *argv: str, **environment: str) -> None:
+        """Run a process to its end, whatever that is."""
+        self.spawn(name, *argv, **environment)
+        del self._expected[name]
+        await self._exited(name)
+
+    async def reopen(self) -> None:
+        """A control connection that no fault has touched."""
+        self.db.terminate()
+        deadline = asyncio.get_running_loop().time() + _CONNECT_SECONDS
+        while True:
+            try:
+                self.db = await asyncpg.connect(self.database_url, timeout=10, command_timeout=60)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.3)
+            else:
+                return
+
+    def save_logs(self, directory: Path) -> None:
+        """Copies of what the processes printed."""
+        for path in self._processes.directory.glob("*.log"):
+            with suppress(OSError):
+                (directory / path.name).write_bytes(path.read_bytes())
+
+
+def _at_port(url: str, port: int) -> str:
+    parts = urlsplit(url)
+    credentials, separator, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{credentials}{separator}127.0.0.1:{port}"))
