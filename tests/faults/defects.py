@@ -72,7 +72,8 @@ def _runs_finished_work_again() -> None:
 
     async def forget_and_claim(self: Any, connection: Any, works: Any, token: Any, takes_over: bool) -> Any:
         await connection.execute(
-            "delete from towpath.task where consumer_group = $1 and id = any($2::uuid[]) and state = 'SUCCEEDED'",
+            "delete from towpath.task"
+            " where consumer_group = $1 and id = any($2::uuid[]) and state = 'SUCCEEDED'",
             self._group,
             [work.id for work in works],
         )
