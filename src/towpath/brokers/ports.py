@@ -297,6 +297,10 @@ class BrokerAdmin(Protocol):
         """
         ...
 
+    async def server(self) -> str:
+        """What answers, in a few words. Raises BrokerUnavailable, and ConfigurationError if it is too old."""
+        ...
+
     async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
         """One line for each thing missing or declared otherwise; empty when all is well."""
         ...

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from towpath.errors import ConfigurationError
-from towpath.transport import refuse_plaintext
+from towpath.transport import is_loopback, refuse_plaintext
 
 TLS_OPTIONS: Final = frozenset(
     {"ssl_context", "ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_verify"}
@@ -75,6 +75,18 @@ def refuse_plaintext_password(hosts: tuple[tuple[str, int | None], ...], *, allo
         refuse_plaintext([host for host, _ in hosts], "a password", fix)
 
 
+def is_plaintext(url: str) -> bool:
+    """Whether anything would cross a network without TLS."""
+    parsed = parse_broker_url(url)
+    is_secure = parsed.scheme in ("kafka+ssl", "amqps", "memory")
+    return not is_secure and not all(is_loopback(host) for host, _ in parsed.hosts)
+
+
+def is_unverified(options: Mapping[str, object]) -> bool:
+    """Whether the options end the verification of certificates."""
+    return options.get("ssl_verify", True) in (False, "false", "0", 0)
+
+
 def tls_context(options: Mapping[str, object]) -> ssl.SSLContext:
     """The context that the options describe: verifying unless `ssl_verify` is false.
 
@@ -93,7 +105,7 @@ def tls_context(options: Mapping[str, object]) -> ssl.SSLContext:
             context.load_cert_chain(texts["ssl_certfile"], texts["ssl_keyfile"], texts["ssl_password"])
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"cannot load the broker's TLS files: {error}") from error
-    if options.get("ssl_verify", True) in (False, "false", "0", 0):
+    if is_unverified(options):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

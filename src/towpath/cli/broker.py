@@ -5,8 +5,6 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from towpath.backoff import parse_duration
-from towpath.brokers.retention import outlived
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Actor, Because, Json, actor_name, text
 from towpath.cli.output import as_json, clean, table
@@ -60,12 +58,7 @@ def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) ->
         problems = await other_queues(asked.apps)
         async with admin_of_settings() as admin:
             problems += await admin.check(asked.addresses, asked.groups)
-            warnings = [
-                line
-                for app, group in zip(asked.apps, asked.groups, strict=True)
-                for line in await outlived(admin, group, parse_duration(app.retention))
-            ]
-            warnings += await unused_partitions(admin, asked.addresses)
+            warnings = [*await asked.outlived(admin), *await unused_partitions(admin, asked.addresses)]
         return problems, warnings
 
     problems, warnings = run_async(run())

@@ -23,21 +23,26 @@ def check(noun: str, host: str, port: int, *, is_live: bool, is_json: bool) -> N
     if not port:
         variable = f"TOWPATH_{noun.upper()}__HEALTH_PORT"
         raise Stop(USAGE, f"there is no health port to ask: set {variable}, here and for the process")
-    bare = host.strip("[]")
-    bare = _EVERYWHERE.get(bare, bare)
-    url = f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/{'livez' if is_live else 'readyz'}"
-    try:
-        facts = _ask(url)
-        is_ok = bool(facts["ok"])
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise Stop(UNREACHABLE, f"no {noun} answers at {url}: {error}") from None
+    facts = asked(noun, host, port, is_live=is_live)
     if is_json:
         as_json(facts)
     else:
         for name, value in facts.items():
             print(clean(f"{name}: {value}"))
-    if not is_ok:
+    if not facts["ok"]:
         raise Stop(SAYS_NO)
+
+
+def asked(noun: str, host: str, port: int, *, is_live: bool = False) -> dict[str, Any]:
+    """What the process says of itself, with `ok`. Stop with 4 if nothing answers."""
+    bare = host.strip("[]")
+    bare = _EVERYWHERE.get(bare, bare)
+    url = f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/{'livez' if is_live else 'readyz'}"
+    try:
+        facts = _ask(url)
+        return facts | {"ok": bool(facts["ok"])}
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise Stop(UNREACHABLE, f"no {noun} answers at {url}: {error}") from None
 
 
 def _ask(url: str) -> dict[str, Any]:

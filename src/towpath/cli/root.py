@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from towpath import settings
-from towpath.cli import broker, config, db, destination, dlq, outbox, relay, tasks, trace, worker
+from towpath.cli import broker, config, db, destination, dlq, doctor, outbox, relay, tasks, trace, worker
 from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
 from towpath.cli.options import text
 from towpath.cli.output import clean
@@ -72,6 +72,9 @@ def _environment(config_file: str | None, given: Sequence[str]) -> Iterator[None
                 del os.environ[name]
             else:
                 os.environ[name] = old
+
+
+app.command()(doctor.doctor)
 
 
 @app.command()

@@ -8,8 +8,10 @@ from typing import Final
 
 from towpath import settings
 from towpath.app import App
+from towpath.backoff import parse_duration
 from towpath.brokers.factory import broker_of
 from towpath.brokers.ports import BrokerAdmin, GroupTopology
+from towpath.brokers.retention import outlived
 from towpath.cli.options import text
 from towpath.cli.session import Session, connected
 from towpath.errors import (
@@ -82,6 +84,14 @@ class Wanted:
     apps: list[App] = field(default_factory=list)
     groups: list[GroupTopology] = field(default_factory=list)
 
+    async def outlived(self, admin: BrokerAdmin) -> list[str]:
+        """One line for each topic that remembers longer than a group."""
+        return [
+            line
+            for app, group in zip(self.apps, self.groups, strict=True)
+            for line in await outlived(admin, group, parse_duration(app.retention))
+        ]
+
 
 async def wanted(apps: Sequence[str] | None, addresses: Sequence[str] | None) -> Wanted:
     if not apps and not addresses:
@@ -91,9 +101,13 @@ async def wanted(apps: Sequence[str] | None, addresses: Sequence[str] | None) ->
     if loaded:
         async with connected() as session:
             groups = [await topology_of(session, app) for app in loaded]
-    own = {CANARY} if settings.load().relay.canaries else set()
-    own |= {text(address, "--address", 200) for address in addresses or ()}
-    return Wanted(sorted(own.union(*(group.addresses for group in groups))), loaded, groups)
+    own = {text(address, "--address", 200) for address in addresses or ()}
+    return Wanted(sorted(own.union(canaries(), *(group.addresses for group in groups))), loaded, groups)
+
+
+def canaries() -> list[str]:
+    """Where canaries go, if they are on."""
+    return [CANARY] if settings.load().relay.canaries else []
 
 
 async def topology_of(session: Session, app: App) -> GroupTopology:

@@ -82,7 +82,8 @@ class Link:
                     stack.pop_all()
                     return connection
         # A pooler, which refuses or ignores what a client that connects wants set.
-        await _refuse_shared_sessions(self._url)
+        if await are_sessions_shared(self._url):
+            raise ConfigurationError(SHARED_SESSIONS)
         with contextlib.ExitStack() as stack:
             connection = await self._connect({})
             stack.callback(connection.terminate)
@@ -118,8 +119,8 @@ def _keep_alive(connection: asyncpg.Connection[Any]) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def _refuse_shared_sessions(url: str) -> None:
-    """Raise ConfigurationError where one connection sees several sessions, or two see the same.
+async def are_sessions_shared(url: str) -> bool:
+    """Whether one connection sees several sessions, or two see the same.
 
     A pooler for transactions hands out the session used last, so that two connections taking turns
     see the same; where other clients come between, each sees several. Neither waits while it keeps
@@ -136,8 +137,7 @@ async def _refuse_shared_sessions(url: str) -> None:
         for _ in range(_LOOKS):
             for connection, seen in pair:
                 seen.add(await connection.fetchval(_BACKEND))
-    if len(set.union(*(seen for _, seen in pair))) != len(pair):
-        raise ConfigurationError(SHARED_SESSIONS)
+    return len(set.union(*(seen for _, seen in pair))) != len(pair)
 
 
 @contextlib.contextmanager

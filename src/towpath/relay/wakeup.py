@@ -22,7 +22,9 @@ from towpath.relay.options import RelayOptions
 from towpath.relay.progress import Shards, boot_time
 from towpath.store.wakeup import WakeupStore
 
-_PROOF_SECONDS: Final = 3.0
+MAY_PREPARE: Final = "max_prepared_transactions is not 0, and PREPARE TRANSACTION fails after NOTIFY"
+HEARS_NOTHING: Final = "LISTEN hears nothing, is there a pooler that is not for sessions?"
+PROOF_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 30.0
 """How soon to look again whether LISTEN has become possible."""
 _ASK_SECONDS: Final = 1.0
@@ -148,7 +150,7 @@ class Wakeup:
     async def _listen(self, connection: asyncpg.Connection[Any]) -> str | None:
         """Listen and prove it; returns what is in the way."""
         if self._options.wakeup == "auto" and await self._store.may_prepare(connection):
-            return "max_prepared_transactions is not 0, and PREPARE TRANSACTION fails after NOTIFY"
+            return MAY_PREPARE
         connection.add_termination_listener(self._lost)
         await connection.add_listener(self._store.channel, self._heard)
         self._token = uuid4().hex
@@ -160,10 +162,10 @@ class Wakeup:
         finally:
             self._probe.drop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PROOF_SECONDS):
+            async with asyncio.timeout(PROOF_SECONDS):
                 await self._proof.wait()
                 return None
-        return "LISTEN hears nothing, is there a pooler that is not for sessions?"
+        return HEARS_NOTHING
 
     async def _ask(self, connection: asyncpg.Connection[Any]) -> None:
         """Ask producers to notify for as long as the reader is idle; returns when the connection is lost."""

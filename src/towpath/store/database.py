@@ -20,6 +20,7 @@ from towpath.transport import postgres_url_with_tls
 
 T = TypeVar("T")
 
+POOL_SIZE: Final = 10
 SPARE_SESSIONS: Final = 10
 """Beside those of transactional handlers: for batches, and for calls that end in a transaction."""
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "25006")
@@ -96,7 +97,7 @@ class Database:
         url: str,
         *,
         schema: str = DEFAULT_SCHEMA,
-        pool_size: int = 10,
+        pool_size: int = POOL_SIZE,
         session_count: int = 20,
         command_timeout_seconds: float = 30,
         lease_seconds: float = 30,

@@ -95,27 +95,23 @@ def check(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
 
     Nothing is compared where the schema is newer than this library and works with it.
     """
-    newest = head()
     in_schema("", schema)
+    return _in_transaction(url, lambda connection: differences(connection, schema))
 
-    def run(connection: Connection) -> list[str]:
-        revision = _revision(connection, schema)
-        if revision is None:
-            return [f"the schema {schema} is not installed: run towpath db upgrade"]
-        try:
-            if _is_ahead(connection, schema, revision):
-                return []
-        except SchemaMismatch as error:
-            return [str(error)]
-        if revision != newest:
-            return [
-                f"the schema is at revision {revision}, this towpath needs {newest}: run towpath db upgrade"
-            ]
-        return list(
-            fingerprint.differences(fingerprint.expected(schema), fingerprint.read(connection, schema))
-        )
 
-    return _in_transaction(url, run)
+def differences(connection: Connection, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """The same over an open connection."""
+    newest, revision = head(), _revision(connection, schema)
+    if revision is None:
+        return [f"the schema {schema} is not installed: run towpath db upgrade"]
+    try:
+        if _is_ahead(connection, schema, revision):
+            return []
+    except SchemaMismatch as error:
+        return [str(error)]
+    if revision != newest:
+        return [f"the schema is at revision {revision}, this towpath needs {newest}: run towpath db upgrade"]
+    return list(fingerprint.differences(fingerprint.expected(schema), fingerprint.read(connection, schema)))
 
 
 def shape(url: str, schema: str = DEFAULT_SCHEMA) -> fingerprint.Fingerprint:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
@@ -96,14 +96,22 @@ class KafkaAdmin:
             if topic not in existing
         ]
 
+    async def server(self) -> str:
+        """The cluster and how many brokers it has; Kafka does not tell clients its version."""
+        found = await self._described()
+        return f"Kafka cluster {found.get('cluster_id') or 'without id'}, brokers: {len(found['brokers'])}"
+
     async def cluster(self) -> str | None:
         """The cluster's id, which no other has. Raises BrokerUnavailable or ConfigurationError."""
+        return (await self._described()).get("cluster_id") or None
+
+    async def _described(self) -> dict[str, Any]:
         client = await self._connected()
         try:
-            found = await client.describe_cluster()
+            found: dict[str, Any] = await client.describe_cluster()
         except _CLIENT_ERRORS as error:
             raise translate(error) from error
-        return found.get("cluster_id") or None
+        return found
 
     async def bounds(self, address: str, since: datetime | None = None) -> Mapping[int, Bounds]:
         """First and next offset of each partition, and the first since an instant."""

@@ -32,6 +32,10 @@ class MemoryAdmin:
             if self._hub.create(address, partitions)
         ]
 
+    async def server(self) -> str:
+        """This process."""
+        return "in memory"
+
     async def check(self, addresses: Sequence[str], groups: Sequence[GroupTopology]) -> list[str]:
         """Say what is missing."""
         missing = [

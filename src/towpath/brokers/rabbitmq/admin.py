@@ -1,8 +1,10 @@
 """Creates and checks exchanges and queues."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import aiormq
 from aiormq import exceptions as amqp
@@ -12,8 +14,9 @@ from towpath.brokers.rabbitmq.config import RabbitConfig
 from towpath.brokers.rabbitmq.connection import Link
 from towpath.brokers.rabbitmq.errors import CLIENT_ERRORS, describe, is_cancelled_from_outside, translate
 from towpath.brokers.rabbitmq.topology import QueueSpec, Topology, group_queues, topology_of
-from towpath.errors import BrokerUnavailable, TopologyError, UsageError
+from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError, UsageError
 
+_OLDEST: Final = (3, 10)
 _Declare = Callable[[aiormq.Channel], Awaitable[object]]
 
 
@@ -117,13 +120,28 @@ class RabbitAdmin:
         except CLIENT_ERRORS as error:
             raise translate(error) from error
 
-    async def _on_channel(self, declare: _Declare) -> None:
-        """Run on a channel of its own, since the broker closes it for a refusal."""
+    async def server(self) -> str:
+        """Version and cluster."""
+        link = await self._connected()
+        version = link.version or "0"
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+            raise ConfigurationError(
+                f"RabbitMQ {version} is too old for quorum queues with a delivery limit: "
+                f"upgrade it to {'.'.join(map(str, _OLDEST))} or newer"
+            )
+        return f"RabbitMQ {version}, cluster {link.cluster_name or 'without name'}"
+
+    async def _connected(self) -> Link:
         if self._link is None or not self._link.is_open:
             self._link = await Link.open(self._config)
+        return self._link
+
+    async def _on_channel(self, declare: _Declare) -> None:
+        """Run on a channel of its own, since the broker closes it for a refusal."""
+        link = await self._connected()
         try:
             async with asyncio.timeout(self._config.connect_timeout_seconds):
-                channel = await self._link.channel(confirms=False)
+                channel = await link.channel(confirms=False)
                 await declare(channel)
                 await channel.close()
         except asyncio.CancelledError as error:

@@ -87,11 +87,19 @@ class Link:
     @property
     def cluster_name(self) -> str | None:
         """What the broker calls its cluster; by default after its first node."""
+        return self._property("cluster_name")
+
+    @property
+    def version(self) -> str | None:
+        """The broker's version, as it says."""
+        return self._property("version")
+
+    def _property(self, key: str) -> str | None:
         transport = self._connection.transport
         if transport is None:
             return None
-        name = transport.connection.server_properties.get("cluster_name")
-        return name.decode() if isinstance(name, bytes) else name if isinstance(name, str) else None
+        value = transport.connection.server_properties.get(key)
+        return value.decode() if isinstance(value, bytes) else value if isinstance(value, str) else None
 
     @property
     def frame_max_bytes(self) -> int:

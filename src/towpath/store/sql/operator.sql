@@ -300,3 +300,31 @@ select b.number, b.name, b.cluster, b.home,
 -- name: forget_destination
 -- Index: primary key.
 delete from towpath.destination d where d.name = $1 returning d.name
+
+-- name: lacking
+-- Of the privileges ($1 kinds, $2 things, $3 privileges, $4 columns) those that the login does not have. What does not
+-- exist is not lacking: `db check` tells it. Reads the catalog, takes no lock.
+select w.kind, w.thing, w.privilege, w.column
+from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as w(kind, thing, privilege, "column")
+where not coalesce(case w.kind
+  when 'schema' then has_schema_privilege(w.thing, w.privilege)
+  when 'function' then has_function_privilege(to_regprocedure(w.thing), w.privilege)
+  when 'sequence' then has_sequence_privilege(to_regclass(w.thing), w.privilege)
+  when 'column' then has_column_privilege(to_regclass(w.thing), w.column, w.privilege)
+  else has_table_privilege(to_regclass(w.thing), w.privilege) end, true)
+
+-- name: horizon_holders
+-- Who has kept vacuum from removing dead rows for more than $1 seconds. Another login's activity is seen without its text.
+-- Reads the server's views, takes no lock.
+select format('%s %s (pid %s, %s)', coalesce(a.usename, 'somebody'), coalesce(a.state, 'at work'), a.pid,
+              coalesce(nullif(a.application_name, ''), 'no application name')) as holder,
+       extract(epoch from clock_timestamp() - a.xact_start)::float8 as seconds
+from pg_stat_activity a
+where a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
+  and (a.backend_xmin is not null or a.backend_xid is not null)
+  and a.xact_start < clock_timestamp() - make_interval(secs => $1)
+union all
+select format('the prepared transaction %s', p.gid), extract(epoch from clock_timestamp() - p.prepared)::float8
+from pg_prepared_xacts p where p.prepared < clock_timestamp() - make_interval(secs => $1)
+order by seconds desc
+limit 5
