@@ -1,3 +1,4 @@
+# make docs    the site, into build/docs: warnings, dead links and orphaned pages are errors
 # make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running)
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
@@ -9,7 +10,7 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
-CODE := $(wildcard src outbox_relay consumers tests benchmarks examples compose)
+CODE := $(wildcard src outbox_relay consumers tests benchmarks examples compose docs)
 COMPILE := uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header \
 	--no-emit-index-url --no-emit-find-links
 COMPILE_DEV := $(COMPILE) --all-extras --group dev pyproject.toml
@@ -18,7 +19,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test faults nightly demo bench clean
+.PHONY: install format check static lock-check unit lock services test faults nightly docs demo bench clean
 
 install: $(STAMP)
 
@@ -81,6 +82,9 @@ nightly: services
 faults: services
 	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 4,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
 	$(if $(QUICK),,$(BIN)/python -m tests.faults.planted)
+
+docs: install
+	$(BIN)/python -m sphinx -q -n -W --keep-going -d build/doctrees docs build/docs
 
 demo: install
 	KEEP=$(KEEP) $(BIN)/python -m examples.demo

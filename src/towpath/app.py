@@ -108,8 +108,9 @@ class App:
     """One consumer group: what it handles, in which order, and what its failures mean.
 
     `ordering` is `key` (messages of a key run one after another, also over retries), `partition`
-    or `none`. Decorators return the plain function, so `await invoice(order, tx)` is a unit test.
-    Raises ValueError and InvalidHandler where something is declared wrongly.
+    or `none`; `retry` is for handlers without a policy of their own. Decorators return the plain
+    function, so `await invoice(order, tx)` is a unit test. Raises ValueError where a name or a
+    duration is not one.
     """
 
     name: str
@@ -144,7 +145,12 @@ class App:
         type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
     ) -> _Transactional:
-        """The effect is in this Postgres: SQL, task state and emitted events commit together. Once."""
+        """The effect is in this Postgres: SQL, task state and emitted events commit together. Once.
+
+        `concurrency` bounds how many run at once in a worker, `retry` replaces the group's policy,
+        `timeout` ends one attempt. `type` and `destination` are needed where the payload is `bytes`.
+        Raises InvalidHandler where the function's signature does not fit.
+        """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             self._add(function, Effect.TRANSACTIONAL, concurrency, retry, timeout, None, type, destination)
@@ -162,7 +168,11 @@ class App:
         type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
     ) -> _Idempotent:
-        """An outside call with a stable key; no transaction is open while it runs. At least once."""
+        """An outside call with a stable key; no transaction is open while it runs. At least once.
+
+        Handlers that name the same `dependency` share a breaker; otherwise each has its own. What it
+        returns is the task's result. The rest is as for `transactional`.
+        """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             self._add(function, Effect.IDEMPOTENT, concurrency, retry, timeout, dependency, type, destination)
@@ -182,7 +192,7 @@ class App:
         """An effect that may not be repeated: `async with call.once():` marks it before it begins.
 
         A worker lost inside leaves the task UNKNOWN; `reconcile` is asked on a schedule whether it
-        happened, and its result is the task's result.
+        happened, and its result is the task's result. The rest is as for `idempotent`.
         """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:

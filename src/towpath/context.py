@@ -39,13 +39,17 @@ class Attempt(msgspec.Struct, frozen=True):
     """Which message this is and how often it was tried."""
 
     message_id: UUID
+    """Stable over redelivery, retry and replay."""
     key: str | None
+    """What orders it."""
     attempt: int
     """Counts from 1."""
     run_no: int
     """0, and one more for each rerun on purpose."""
     envelope: Envelope
+    """Type, time, sequence and headers of the message."""
     owner: str = ""
+    """Whom the task was submitted for."""
 
 
 class HandlerSession(AsyncSession):
@@ -85,7 +89,10 @@ class HandlerSession(AsyncSession):
 
 
 class Tx:
-    """The open transaction of a handler: its SQL, the task's state and emitted events commit together."""
+    """The open transaction of a handler: its SQL, the task's state and emitted events commit together.
+
+    `session` runs your SQL; its `commit` and `rollback` raise UsageError, `begin_nested` is yours.
+    """
 
     __slots__ = ("_attempt", "_outbox", "session")
 
@@ -155,7 +162,10 @@ class SyncHandlerSession(Session):
 
 
 class SyncTx:
-    """`Tx` for handlers that are plain functions: they run in a thread, with a sync session."""
+    """`Tx` for handlers that are plain functions: they run in a thread, with a sync `session`.
+
+    `attempt` says which message this is and how often it was tried.
+    """
 
     __slots__ = ("_outbox", "attempt", "session")
 
@@ -235,7 +245,7 @@ class _OutsideCall:
     def idempotency_key(self, step: str | None = None) -> str:
         """`message_id[:run_no][:step]`: the same on redelivery, retry and replay, new on a rerun.
 
-        Give each outside call of one handler a `step` of its own.
+        Give each outside call of one handler a `step` of its own: 1 to 100 characters without ":".
         """
         run = f":{self.attempt.run_no}" if self.attempt.run_no else ""
         return f"{self.message_id}{run}" + ("" if step is None else f":{_checked_step(step)}")
@@ -245,12 +255,18 @@ class _AsyncCall(_OutsideCall):
     __slots__ = ()
 
     async def progress(self, fraction: float, *, step: str | None = None) -> None:
-        """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins."""
+        """Say how far the work is, 0 to 1; written with the next heartbeat, the latest wins.
+
+        Raises UsageError for other numbers.
+        """
         self._report(_progress(fraction, step))
 
 
 class Call(_AsyncCall):
-    """An outside call with a stable key; no transaction is open while it runs."""
+    """An outside call with a stable key; no transaction is open while it runs.
+
+    `attempt` says which message this is and how often it was tried.
+    """
 
     __slots__ = ("_outbox", "_settling")
 

@@ -31,7 +31,7 @@ TowpathError
 ```
 
 Each class has a stable `code` for logs and dashboards, and `retryable`: whether the same call may
-succeed later without a change.
+succeed later without a change. Its docstring says when it is raised, and behind `Do:` what to do.
 """
 
 import copyreg
@@ -39,7 +39,10 @@ from typing import Any, ClassVar
 
 
 class TowpathError(Exception):
-    """Root of every error raised on purpose by towpath."""
+    """Root of every error raised on purpose by towpath.
+
+    Do: catch it around calls into the library; `code` is for logs, `retryable` for loops.
+    """
 
     code: ClassVar[str] = "towpath.error"
     retryable: ClassVar[bool] = False
@@ -50,31 +53,46 @@ class TowpathError(Exception):
 
 
 class UsageError(TowpathError):
-    """The call is wrong; the transaction it was made in is still usable."""
+    """The call is wrong; the transaction it was made in is still usable.
+
+    Do: correct the code; the same call fails again.
+    """
 
     code = "usage"
 
 
 class NoTransaction(UsageError):
-    """The call needs an open transaction on the connection that holds the business change."""
+    """The call needs an open transaction on the connection that holds the business change.
+
+    Do: begin one around the change and the call: `async with session.begin():`.
+    """
 
     code = "usage.no_transaction"
 
 
 class UnknownType(UsageError):
-    """The class or wire type is not registered."""
+    """The class or wire type is not registered.
+
+    Do: decorate the class with `@event` or `@task`; wrap bytes in `RawMessage`.
+    """
 
     code = "usage.unknown_type"
 
 
 class InvalidMessage(UsageError):
-    """A message attribute is outside its documented limits."""
+    """A message attribute is outside its documented limits.
+
+    Do: correct the value that the message names; the limits are on the page about producing.
+    """
 
     code = "usage.invalid_message"
 
 
 class PayloadTooLarge(UsageError):
-    """The encoded payload exceeds the limit."""
+    """The encoded payload exceeds the limit.
+
+    Do: store the body elsewhere and send a reference, or raise the limit.
+    """
 
     code = "usage.payload_too_large"
 
@@ -89,7 +107,10 @@ class PayloadTooLarge(UsageError):
 
 
 class DedupeConflict(UsageError):
-    """A task with the same dedupe key but another body exists already."""
+    """A task with the same dedupe key but another body exists already.
+
+    Do: look at the task that `task_id` names; other work needs another dedupe key.
+    """
 
     code = "usage.dedupe_conflict"
 
@@ -99,25 +120,37 @@ class DedupeConflict(UsageError):
 
 
 class TaskNotFound(UsageError):
-    """There is no such task in this group."""
+    """There is no such task in this group.
+
+    Do: commit the transaction that submits it before asking, and name the right group.
+    """
 
     code = "usage.task_not_found"
 
 
 class ConfigurationError(TowpathError):
-    """The deployment is wrong."""
+    """The deployment is wrong.
+
+    Do: correct what the message names: settings, grants, schema or topology.
+    """
 
     code = "configuration"
 
 
 class SettingsError(ConfigurationError):
-    """A setting is missing, unknown or malformed."""
+    """A setting is missing, unknown or malformed.
+
+    Do: correct the variables that the message names; `towpath config show` lists all.
+    """
 
     code = "configuration.settings"
 
 
 class MissingExtra(ConfigurationError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed.
+
+    Do: install what the message names; `extra` is its name.
+    """
 
     code = "configuration.missing_extra"
 
@@ -127,7 +160,10 @@ class MissingExtra(ConfigurationError):
 
 
 class SchemaMismatch(ConfigurationError):
-    """The database schema does not match this library."""
+    """The database schema does not match this library.
+
+    Do: run `towpath db upgrade`, or upgrade the library where the schema is newer.
+    """
 
     code = "configuration.schema"
 
@@ -139,7 +175,10 @@ class GroupMismatch(ConfigurationError):
 
 
 class TopologyError(ConfigurationError):
-    """A topic, exchange or queue is missing or declared with other arguments."""
+    """A topic, exchange or queue is missing or declared with other arguments.
+
+    Do: run `towpath broker apply`; what exists with other arguments is for a person to change.
+    """
 
     code = "configuration.topology"
 
@@ -151,14 +190,20 @@ class StoreError(TowpathError):
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached or is restarting."""
+    """The database cannot be reached or is restarting.
+
+    Do: try again with pauses; relays and workers do so by themselves.
+    """
 
     code = "store.unavailable"
     retryable = True
 
 
 class LeaseLost(StoreError):
-    """The lease lapsed or belongs to somebody else; nothing was written."""
+    """The lease lapsed or belongs to somebody else; nothing was written.
+
+    Do: drop the work: whoever owns it now does it.
+    """
 
     code = "store.lease_lost"
 
@@ -170,21 +215,30 @@ class BrokerError(TowpathError):
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker is away, frozen or too slow. Messages in flight have an unknown outcome."""
+    """The broker is away, frozen or too slow. Messages in flight have an unknown outcome.
+
+    Do: try again with pauses; relays and workers do so by themselves.
+    """
 
     code = "broker.unavailable"
     retryable = True
 
 
 class BrokerUnconfirmed(BrokerUnavailable):
-    """Not the broker of this database's journal, or a copy of the database: a person has to confirm."""
+    """Not the broker of this database's journal, or a copy of the database: a person has to confirm.
+
+    Do: `towpath outbox confirm` where it is right, `towpath outbox rebase` in a copy.
+    """
 
     code = "broker.unconfirmed"
     retryable = False
 
 
 class MessageRefused(BrokerError):
-    """The broker refuses this one message; `reason` is stable and short, e.g. `too_large`."""
+    """The broker refuses this one message; `reason` is stable and short, e.g. `too_large`.
+
+    Do: repair what `reason` names, then replay or discard its dead letter.
+    """
 
     code = "broker.message_refused"
 
@@ -201,26 +255,38 @@ class HandlerStopped(TowpathError):
 
 
 class HandlerTimeout(HandlerStopped):
-    """The handler ran longer than its own timeout. Not a TimeoutError: that is what its calls raise."""
+    """The handler ran longer than its own timeout. Not a TimeoutError: that is what its calls raise.
+
+    Do: give the calls inside shorter timeouts, or the handler a longer one.
+    """
 
     code = "handler.timeout"
     retryable = True
 
 
 class DeadlinePassed(HandlerStopped):
-    """The task's absolute deadline came before it was done."""
+    """The task's absolute deadline came before it was done.
+
+    Do: nothing: the task ends EXPIRED. Submit again with a later deadline.
+    """
 
     code = "handler.deadline_passed"
 
 
 class HandlerCancelled(TowpathError):
-    """The handler raised CancelledError, and nobody had stopped it: what it waited for was cancelled."""
+    """The handler raised CancelledError, and nobody had stopped it: what it waited for was cancelled.
+
+    Do: find out what cancelled it; where it may happen, catch it and raise `Retry`.
+    """
 
     code = "handler.cancelled"
 
 
 class TaskNotSucceeded(TowpathError):
-    """The task whose result was awaited ended FAILED, DEAD, CANCELLED or EXPIRED."""
+    """The task whose result was awaited ended FAILED, DEAD, CANCELLED or EXPIRED.
+
+    Do: look at `state` and `reason_code`; a dead one may be replayed.
+    """
 
     code = "task.not_succeeded"
 
@@ -232,7 +298,10 @@ class TaskNotSucceeded(TowpathError):
 
 
 class DecodeError(TowpathError):
-    """Bytes on the wire or in a row that are not what their type says."""
+    """Bytes on the wire or in a row that are not what their type says.
+
+    Do: repair the producer or the class; the catalog keeps the bytes of a dead message.
+    """
 
     code = "decode"
 

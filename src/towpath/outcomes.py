@@ -22,7 +22,10 @@ def _checked_reason(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Return it: a business decision. What the handler wrote is committed; the task ends FAILED."""
+    """Return it: a business decision. What the handler wrote is committed; the task ends FAILED.
+
+    A `reason` is 1 to 64 printable ASCII characters, for tables and metrics; `detail` is for people.
+    """
 
     reason: str
     detail: str = ""

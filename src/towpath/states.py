@@ -17,6 +17,7 @@ class TaskState(StrEnum):
     PARKED = "PARKED"
     """Behind another message of its key."""
     SUCCEEDED = "SUCCEEDED"
+    """Its effect is there."""
     FAILED = "FAILED"
     """A business decision (`Reject`): final, no retry."""
     DEAD = "DEAD"
@@ -24,6 +25,7 @@ class TaskState(StrEnum):
     UNKNOWN = "UNKNOWN"
     """An at-most-once effect may or may not have happened."""
     CANCELLED = "CANCELLED"
+    """Somebody asked for it."""
     EXPIRED = "EXPIRED"
     """Its deadline passed."""
 
@@ -37,11 +39,17 @@ class WaitingFor(StrEnum):
     """Why a WAITING task waits."""
 
     RETRY = "retry"
+    """It failed and is tried again."""
     SNOOZE = "snooze"
+    """Its handler asked to be called later."""
     DELAY = "delay"
+    """It was submitted for later."""
     REPLAY = "replay"
+    """A person sent it back to work."""
     PROMOTED = "promoted"
+    """What it was parked behind has ended."""
     LOST = "lost"
+    """Its worker died, or its message never came."""
 
 
 _S = TaskState

@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 
 REPOSITORY: Final = Path(__file__).parents[2]
-_FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(
+    r"(?:^ *<!-- not executed: ([^\n]*) -->\n)?^( *)```([^\n`]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
+)
 _FILE: Final = re.compile(r"# (\S+\.\w+)\n")
 
 
@@ -18,6 +21,8 @@ class Block:
     language: str
     text: str
     line: int
+    excuse: str | None = None
+    """Why it is not executed: `<!-- not executed: … -->` on the line before it."""
 
     @property
     def file_name(self) -> str | None:
@@ -30,7 +35,7 @@ def blocks(page: str) -> list[Block]:
     """The blocks of a page, by its path from the repository, in their order."""
     content = (REPOSITORY / page).read_text(encoding="utf-8")
     return [
-        Block(match[1], match[2], content.count("\n", 0, match.start()) + 1)
+        Block(match[3], dedent(match[4]), content.count("\n", 0, match.start(2)) + 1, match[1])
         for match in _FENCE.finditer(content)
     ]
 
@@ -51,6 +56,12 @@ def links(page: str) -> Iterator[str]:
     for target in re.findall(r"\]\(([^)]+)\)", content):
         if "://" not in target and not target.startswith("#"):
             yield target.partition("#")[0]
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Each command of a console block and what is shown below it."""
+    parts = text.split("$ ")[1:]
+    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
 
 
 def matches(expected: str, actual: str) -> bool:

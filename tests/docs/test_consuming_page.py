@@ -1,12 +1,13 @@
 """docs/consuming.md, then docs/failures.md: their Python runs as it stands, and what they name exists."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import REPOSITORY, blocks
+from tests.docs.pages import REPOSITORY, blocks, commands
 from towpath import App
 from towpath.consumer.breakers import KEYS_TO_OPEN, STORM_WINDOW
 from towpath.settings import variables
@@ -35,9 +36,11 @@ def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> No
     (package / "__init__.py").write_text("")
     source = python()
     (package / "consumer.py").write_text(source, encoding="utf-8")
-    command = [sys.executable, "-m", "towpath.cli", "worker", "validate", "billing.consumer:app"]
+    (block,) = [each for each in blocks(PAGE) if each.language == "console" and each.excuse is None]
+    ((line, shown),) = commands(block.text)
+    command = [sys.executable, "-m", "towpath.cli", *shlex.split(line)[1:]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert 0 == done.returncode, done.stderr
+    assert (0, shown) == (done.returncode, done.stdout), done.stderr
 
 
 def test_settings_and_numbers_of_the_pages_are_true() -> None:

@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/operating/: every console block shows what the commands print."""
+"""Pages for operators: every console block shows what the commands print."""
 
 import asyncio
 import re
@@ -8,23 +8,20 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.docs.pages import blocks, pages
+from tests.docs.pages import Block, blocks, commands, pages
 from tests.fixtures.fix_cli import Run
 from tests.fixtures.graveyard import bury
 from towpath.cli.exits import FAILED, USAGE
 
 ON_AN_EMPTY_DATABASE = ["docs/operating/upgrading.md"]
-PAGES = [
-    page
-    for page in pages()
-    if page.startswith("docs/operat") and any(block.language == "console" for block in blocks(page))
-]
 
 
-def commands(text: str) -> list[tuple[str, str]]:
-    """Each command of a console block and what is shown below it."""
-    parts = text.split("$ ")[1:]
-    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+def shown(page: str) -> list[Block]:
+    """What the page says that commands print."""
+    return [block for block in blocks(page) if block.language == "console" and block.excuse is None]
+
+
+PAGES = [page for page in pages() if page != "docs/consuming.md" and shown(page)]
 
 
 async def something_happened(url: str) -> None:
@@ -54,23 +51,21 @@ def test_a_page_shows_what_the_commands_print(
         monkeypatch.setenv("TOWPATH_DATABASE_URL", request.getfixturevalue("database_url"))
     else:
         asyncio.run(something_happened(request.getfixturevalue("migrated_url")))
-    for block in blocks(page):
-        if block.language != "console":
-            continue
-        for line, shown in commands(block.text):
+    for block in shown(page):
+        for line, output in commands(block.text):
             ran = towpath(*shlex.split(line)[1:])
             assert ran.code not in (FAILED, USAGE), ran.err
-            assert is_as_shown(shown, ran.out), (
-                f"{page}:{block.line} {line}\nprinted\n{ran.out}\nand shows\n{shown}"
+            assert is_as_shown(output, ran.out), (
+                f"{page}:{block.line} {line}\nprinted\n{ran.out}\nand shows\n{output}"
             )
 
 
-def is_as_shown(shown: str, printed: str) -> bool:
+def is_as_shown(output: str, printed: str) -> bool:
     """Like `pages.matches`; a line `…` alone stands for any number of lines."""
 
     def pattern(line: str) -> str:
         return re.escape(" ".join(line.split())).replace("\\ ", r"\s+").replace("…", ".*")
 
-    lines = [line.strip() for line in shown.strip().splitlines()]
+    lines = [line.strip() for line in output.strip().splitlines()]
     whole = r"\n".join(r"(?:.*\n)*?.*" if line == "…" else pattern(line) for line in lines)
     return re.fullmatch(whole, "\n".join(line.strip() for line in printed.strip().splitlines())) is not None

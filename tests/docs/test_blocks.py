@@ -1,0 +1,89 @@
+"""No block of the documentation is only there to be believed."""
+
+import re
+import shlex
+
+import pytest
+
+from docs.generated import commands as command_tree
+from tests.docs.pages import Block, blocks, commands, pages
+from tests.docs.test_operations import PAGES as PAGES_OF_COMMANDS
+
+PAGES = ["README.md", *pages()]
+EXECUTED = {
+    "README.md": {"python", "sh"},  # test_readme.py
+    "docs/consuming.md": {"python", "console"},  # test_consuming_page.py
+    "docs/failures.md": {"python"},  # test_consuming_page.py
+    "docs/ordering.md": {"python"},  # test_producing_page.py
+    "docs/producing.md": {"python", "sql", "sh"},  # test_producing_page.py
+    "docs/quickstart.md": {"python", "sh"},  # test_quickstart.py
+    **{page: {"console"} for page in PAGES_OF_COMMANDS},  # test_operations.py
+}
+EXCUSED = {
+    "docs/consuming.md": 1,
+    "docs/deploying.md": 1,
+    "docs/operating/offsets.md": 1,
+    "docs/operating/unknown.md": 1,
+    "docs/performance.md": 1,
+}
+_LOOKS_LIKE_A_COMMAND = re.compile(r"^(\$ |towpath |python -m |docker |kubectl |make )", re.MULTILINE)
+OPTIONS = {
+    path: {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
+    for path, command in command_tree()
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_is_executed_or_says_why_not(page: str) -> None:
+    wrong = [
+        f"{page}:{block.line} is {block.language or 'without a language'}: no test executes it. Make it "
+        "console with its output, or text if it is a picture, or say why not: <!-- not executed: … -->"
+        for block in blocks(page)
+        if block.excuse is None and not is_accounted_for(page, block)
+    ]
+    assert wrong == []
+
+
+def test_what_is_not_executed_is_counted() -> None:
+    """Who adds one raises a number here."""
+    excuses = {page: [block.excuse for block in blocks(page) if block.excuse is not None] for page in PAGES}
+    assert {page: len(found) for page, found in excuses.items() if found} == EXCUSED
+    assert all(len(excuse) > 10 for found in excuses.values() for excuse in found)
+
+
+@pytest.mark.parametrize("page", EXCUSED)
+def test_what_is_not_executed_is_at_least_a_command_that_exists(page: str) -> None:
+    for block in blocks(page):
+        if block.excuse is None:
+            continue
+        for line, _ in commands(block.text):
+            words = shlex.split(line)
+            if "towpath" in words:
+                assert problem_of(words[words.index("towpath") :]) is None
+
+
+def test_a_command_or_an_option_that_does_not_exist_would_be_found() -> None:
+    assert problem_of(["towpath", "dlq", "resurrect"]) == "there is no towpath dlq resurrect"
+    assert problem_of(["towpath", "dlq", "list", "--all-of-it"]) == "towpath dlq list has no --all-of-it"
+    assert problem_of(["towpath", "dlq", "list", "--group", "billing"]) is None
+
+
+def is_accounted_for(page: str, block: Block) -> bool:
+    """Executed, or something that nobody could execute."""
+    if block.language.startswith("{"):
+        return True
+    if block.language == "text":
+        return page in ("README.md", "docs/quickstart.md") or not _LOOKS_LIKE_A_COMMAND.search(block.text)
+    return block.language in EXECUTED.get(page, ())
+
+
+def problem_of(words: list[str]) -> str | None:
+    """What is wrong with a command line; None if nothing is."""
+    path = "towpath"
+    for word in words[1:3]:
+        if f"{path} {word}" in OPTIONS:
+            path = f"{path} {word}"
+    if path.count(" ") < 2:
+        return f"there is no {' '.join(words[:3])}"
+    unknown = [word for word in words if word.startswith("-") and word.split("=")[0] not in OPTIONS[path]]
+    return f"{path} has no {unknown[0]}" if unknown else None
