@@ -91,6 +91,13 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("index", ["docs/operations.md", "docs/relay.md"])
+def test_the_first_page_of_a_folder_names_every_page_in_it(index: str) -> None:
+    folder = {"docs/operations.md": "operating", "docs/relay.md": "relay"}[index]
+    inside = {page.removeprefix("docs/") for page in pages() if page.startswith(f"docs/{folder}/")}
+    assert inside - set(links(index)) == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_modules_and_files_a_page_names_exist(page: str) -> None:
     """Paths below the source tree in backticks, such as `relay/reader.py`."""
