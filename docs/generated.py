@@ -5,19 +5,12 @@ A page says `<!-- generated: cli -->` where the text of `PARTS["cli"]` belongs.
 
 import inspect
 import re
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, SecretStr
-from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from towpath import errors
-from towpath import settings as declared
 from towpath.cli import exits
 from towpath.cli.root import app
 
@@ -103,102 +96,6 @@ def _variables(parameter: Any) -> str:
     return ", ".join(f"`{name}`" for name in ([given] if isinstance(given, str) else given))
 
 
-# Settings
-
-
-def settings() -> str:
-    """A table for each section: variable, what it takes, default, meaning."""
-    top, sections = [], []
-    for name, field in declared.Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            sections.append((name, field.annotation))
-        else:
-            top.append(_setting(declared.PREFIX, name, field))
-    parts = [_table([_HEADS, *top])]
-    for name, model in sections:
-        prefix = f"{declared.PREFIX}{name.upper()}__"
-        rows = list(_settings_of(model, prefix))
-        parts += [f"## `{prefix}…`", inspect.cleandoc(model.__doc__ or ""), _table([_HEADS, *rows])]
-    return "\n\n".join(parts)
-
-
-_HEADS: Final = ["variable", "takes", "default", "what it sets"]
-
-
-def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[list[str]]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _settings_of(field.annotation, f"{prefix}{name.upper()}__")
-        else:
-            yield _setting(prefix, name, field)
-
-
-def _setting(prefix: str, name: str, field: FieldInfo) -> list[str]:
-    takes = _takes(field)
-    return [
-        f"`{prefix}{name.upper()}`",
-        takes,
-        _shown_default(field, takes),
-        (field.description or "").strip(),
-    ]
-
-
-def _takes(field: FieldInfo) -> str:
-    bounds = {
-        name: getattr(each, name)
-        for each in field.metadata
-        for name in ("ge", "le")
-        if getattr(each, name, None) is not None
-    }
-    if any(getattr(each, "func", None) is declared.parse_size for each in field.metadata):
-        return "size"
-    return _named(field.annotation) + (f" ≥ {bounds['ge']}" if bounds.get("ge") else "")
-
-
-def _named(annotation: Any) -> str:
-    """A type as people say it."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return _named(next(each for each in typing.get_args(annotation) if each is not type(None)))
-    if typing.get_origin(annotation) is not None:
-        annotation = typing.get_origin(annotation)
-    return _WORDS.get(annotation, annotation.__name__)
-
-
-_WORDS: Final[Mapping[Any, str]] = {
-    SecretStr: "secret",
-    bool: "`true`, `false`",
-    dict: "JSON object",
-    int: "number",
-    float: "number",
-    str: "text",
-    timedelta: "duration",
-    Path: "path",
-}
-
-
-def _shown_default(field: FieldInfo, takes: str) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, SecretStr):
-        value = value.get_secret_value()
-    if isinstance(value, timedelta):
-        return f"`{_duration(value)}`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value:,}`" if takes == "size" else "" if value in (None, "", {}) else f"`{value}`"
-
-
-def _duration(value: timedelta) -> str:
-    seconds = value.total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s" if seconds >= 1 or not seconds else f"{seconds * 1000:g}ms"
-
-
 # Errors
 
 
@@ -239,7 +136,6 @@ def _table(rows: list[list[str]]) -> str:
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "cli": cli,
     "exit_codes": exit_codes,
-    "settings": settings,
     "error_tree": error_tree,
     "errors": error_reference,
 }

@@ -18,6 +18,7 @@ EXECUTED = {
     "docs/producing.md": {"python", "sql", "sh"},  # test_producing_page.py
     "docs/quickstart.md": {"python", "sh"},  # test_quickstart.py
     **{page: {"console"} for page in PAGES_OF_COMMANDS},  # test_operations.py
+    "docs/settings.md": {"console", "toml"},  # the latter in tests/unit/test_settings.py
 }
 EXCUSED = {
     "docs/consuming.md": 1,

@@ -12,7 +12,6 @@ from sphinx.util.inventory import InventoryFile
 import towpath
 from docs.generated import commands, error_classes
 from tests.docs.pages import REPOSITORY
-from towpath.settings import variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(660)]
 
@@ -63,13 +62,11 @@ def test_each_public_name_is_in_the_reference(site: Path) -> None:
     assert {f"towpath.errors.{cls.__name__}" for cls in error_classes()} <= described
 
 
-def test_each_command_option_setting_and_error_code_is_in_the_reference(site: Path) -> None:
+def test_each_command_option_and_error_code_is_in_the_reference(site: Path) -> None:
     cli = text_of(site / "reference" / "cli.html")
     for path, command in commands():
         assert path in cli
         assert all(name in cli for each in command.params for name in each.opts if name.startswith("-"))
-    settings = text_of(site / "reference" / "settings.html")
-    assert [name for name in variables() if name not in settings] == []
     errors = text_of(site / "reference" / "errors.html")
     assert [cls.code for cls in error_classes() if cls.code not in errors] == []
 
