@@ -1,5 +1,5 @@
 # make docs    the site, into build/docs: warnings, dead links and orphaned pages are errors
-# make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running)
+# make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running; BROKER=kafka|rabbitmq)
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
@@ -86,8 +86,8 @@ faults: services
 docs: install
 	$(BIN)/python -m sphinx -q -n -W --keep-going -d build/doctrees docs build/docs
 
-demo: install
-	KEEP=$(KEEP) $(BIN)/python -m examples.demo
+demo: install $(if $(filter kafka rabbitmq,$(BROKER)),services)
+	KEEP=$(KEEP) BROKER=$(BROKER) $(BIN)/python -m examples.demo
 
 bench: install
 	$(BIN)/python -m benchmarks relay --quick

@@ -2,6 +2,7 @@
 
     python -m examples.demo           # or: make demo
     python -m examples.demo --keep    # or: make demo KEEP=1
+    python -m examples.demo --broker rabbitmq    # or: make demo BROKER=rabbitmq; also kafka
 
 | module | role |
 |---|---|

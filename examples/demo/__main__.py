@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import asyncpg
 from rich.console import Console
 
 from examples.demo import check, promises
 from examples.demo.defects import DEFECTS
-from examples.demo.installation import Installation, ProcessDied
+from examples.demo.installation import BROKERS, Installation, ProcessDied
 from examples.demo.promises import Promises
 from examples.demo.repairing import CommandFailed, Outage, list_dead_letters, mend, replay
 from examples.demo.tracing import show_trace
@@ -44,8 +45,9 @@ class Tour:
     def set_up(self) -> None:
         """Servers are up; schema, topics and processes follow."""
         running = self._installation
-        self.say(f"Postgres on port {running.postgres.port}, Kafka-compatible broker on {running.kafka.port}")
-        self.say(f"schema migrated, {running.prepare()} topics created")
+        broker = f"{running.choice.name} on {urlsplit(running.broker_url).port}"
+        self.say(f"Postgres on port {running.postgres.port}, {broker}")
+        self.say(f"schema migrated, {running.prepare()} topics or queues created")
         running.start()
         running.start_producer()
         self.say(
@@ -157,7 +159,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(options: argparse.Namespace, console: Console) -> bool:
-    with Installation() as installation:
+    with Installation(options.broker) as installation:
         tour = Tour(installation, console)
         tour.set_up()
         is_kept = asyncio.run(tour.run(options.plant))
@@ -179,6 +181,12 @@ def main() -> None:
         action="store_true",
         default=os.environ.get("KEEP", "") not in ("", "0"),
         help="leave it running until Ctrl-C",
+    )
+    parser.add_argument(
+        "--broker",
+        choices=BROKERS,
+        default=os.environ.get("BROKER") or "embedded",
+        help="embedded needs Python alone; kafka and rabbitmq are started from what make services installed",
     )
     parser.add_argument("--plant", choices=DEFECTS, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import asyncpg
 
@@ -24,20 +25,32 @@ from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology
 from towpath.messages.limits import CANARY
 from towpath.store import migrate
-from towpath.testing.services import EmbeddedKafka, PostgresServer
+from towpath.testing.services import EmbeddedKafka, KafkaServer, PostgresServer, RabbitServer
 from towpath.testing.services.ports import ReservedPort
 from towpath.testing.services.processes import Command, ProcessGroup
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PARTITIONS: Final = 4
-BROKER_OPTIONS: Final = {
-    "enable_idempotence": False,
-    "session_timeout_ms": 6_000,
-    "heartbeat_interval_ms": 1_500,
+
+
+class Choice(NamedTuple):
+    """A broker to tell the story on."""
+
+    name: str
+    server: type[EmbeddedKafka | KafkaServer | RabbitServer]
+    options: Mapping[str, object]
+
+
+BROKERS: Final = {
+    # It has no idempotent producer and makes a group wait for half a session timeout at its first join.
+    "embedded": Choice(
+        "Kafka-compatible broker",
+        EmbeddedKafka,
+        {"enable_idempotence": False, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 1_500},
+    ),
+    "kafka": Choice("Apache Kafka", KafkaServer, {}),
+    "rabbitmq": Choice("RabbitMQ", RabbitServer, {}),
 }
-"""The embedded broker has no idempotent producer and makes a group wait for half a session timeout
-at its first join. Apache Kafka needs no options.
-"""
 _TROUBLE: Final = """
     insert into provider_status (provider, is_up, fault) values ($1, false, null), ($2, true, 'error')
 """
@@ -56,7 +69,8 @@ class ProcessDied(Exception):
 class Installation:
     """One towpath installation in a temporary directory, from start to nothing left."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: str = "embedded") -> None:
+        self.choice = BROKERS[broker]
         self._stack = ExitStack()
         self._ports: dict[str, ReservedPort] = {}
         self._daemons: list[str] = []
@@ -64,7 +78,7 @@ class Installation:
     def __enter__(self) -> Self:
         try:
             self.postgres = self._stack.enter_context(PostgresServer())
-            self.kafka = self._stack.enter_context(EmbeddedKafka())
+            self.broker = self._stack.enter_context(self.choice.server())
             self._processes = ProcessGroup("demo")
             self._stack.callback(self._processes.close)
             self.traces.mkdir()
@@ -88,8 +102,8 @@ class Installation:
 
     @property
     def broker_url(self) -> str:
-        """The embedded broker."""
-        return self.kafka.address.url
+        """The broker."""
+        return self.broker.address.url
 
     @property
     def traces(self) -> Path:
@@ -106,7 +120,7 @@ class Installation:
         return {
             "TOWPATH_DATABASE_URL": self.database_url,
             "TOWPATH_BROKER_URL": self.broker_url,
-            "TOWPATH_BROKER_OPTIONS": json.dumps(BROKER_OPTIONS),
+            "TOWPATH_BROKER_OPTIONS": json.dumps(self.choice.options),
             "TOWPATH_TELEMETRY__TRACES_FILE": str(self.traces),
             # A demo is watched: look for due work more often than a service has to.
             "TOWPATH_WORKER__DUE_POLL_MAX": "200ms",
@@ -121,7 +135,7 @@ class Installation:
         return {**kept, **self.settings(), "PYTHONPATH": path, **extra}
 
     def prepare(self) -> int:
-        """Migrate, create business tables and topics, let the providers fail; the number of topics."""
+        """Migrate, create business tables and topics or queues, let the providers fail; how many of these."""
         migrate.upgrade(self.database_url)
         return asyncio.run(self._prepare())
 
@@ -135,7 +149,7 @@ class Installation:
             await connection.execute(_TROUBLE, f"tool:{OUTAGE}", f"search:{FAULTY}")
         finally:
             await connection.close()
-        admin = broker_from_url(self.broker_url, BROKER_OPTIONS).admin()
+        admin = broker_from_url(self.broker_url, self.choice.options).admin()
         try:
             groups = [GroupTopology(group.name, group.destinations) for group in (agents, orders)]
             return len(await admin.apply([CANARY], groups, partitions=PARTITIONS))

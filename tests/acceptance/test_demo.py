@@ -43,7 +43,7 @@ class Demo:
 
     def __init__(self, output: Path, *arguments: str) -> None:
         self._output = output
-        environment = {name: value for name, value in os.environ.items() if name != "KEEP"}
+        environment = {name: value for name, value in os.environ.items() if name not in ("KEEP", "BROKER")}
         with output.open("w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "examples.demo", *arguments],
@@ -196,11 +196,13 @@ async def _judge_with(
 
 
 def test_the_demo_fails_and_stops_everything_when_its_check_does(tmp_path: Path) -> None:
-    """A10: the exit code tells, and nothing is left running."""
-    demo = Demo(tmp_path / "output.txt", "--plant", "doubled_effect")
+    """A10: the exit code tells, and nothing is left running; all else is as promised, on RabbitMQ."""
+    demo = Demo(tmp_path / "output.txt", "--broker", "rabbitmq", "--plant", "doubled_effect")
     try:
         assert demo.exit_code() == 1, demo.printed
+        assert "RabbitMQ on " in demo.printed
         assert "took effect 2 times, not 1" in demo.printed
+        assert (demo.printed.count("ok  "), demo.printed.count("NO  ")) == (6, 1), demo.printed
         assert "NOT every promise was kept" in demo.printed
         assert demo.survivors() == []
     finally:
@@ -208,9 +210,10 @@ def test_the_demo_fails_and_stops_everything_when_its_check_does(tmp_path: Path)
 
 
 def test_ctrl_c_in_the_middle_stops_everything(tmp_path: Path) -> None:
-    demo = Demo(tmp_path / "output.txt")
+    demo = Demo(tmp_path / "output.txt", "--broker", "kafka")
     try:
         demo.wait_for("started: relay")
+        assert "Apache Kafka on " in demo.printed
         demo.interrupt()
         assert demo.exit_code() == 130, demo.printed
         assert demo.survivors() == []

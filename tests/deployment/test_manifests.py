@@ -53,6 +53,37 @@ def test_a_compose_service_waits_for_services_that_exist_and_mounts_files_that_e
 
 
 @pytest.mark.parametrize(
+    ("profiles", "missing"),
+    [
+        ({"core"}, {"kafka", "rabbitmq"}),
+        ({"kafka"}, {"rabbitmq"}),
+        ({"rabbitmq"}, {"kafka"}),
+        ({"kafka", "demo", "observability"}, {"rabbitmq"}),
+        ({"rabbitmq", "demo", "observability"}, {"kafka"}),
+        ({"observability"}, set[str]()),
+    ],
+    ids=str,
+)
+def test_profiles_bring_everything_that_their_services_wait_for(
+    profiles: set[str], missing: set[str]
+) -> None:
+    active = {
+        name: service
+        for name, service in COMPOSE["services"].items()
+        if profiles & set(service.get("profiles", profiles))
+    }
+    waited = {
+        (other, how.get("required", True))
+        for service in active.values()
+        for other, how in service.get("depends_on", {}).items()
+    }
+    assert {other for other, _ in waited if other not in active} == missing
+    assert {other for other, is_required in waited if is_required} <= set(active)
+    assert ("relay" in active) == bool(profiles & {"core", "kafka", "rabbitmq"})
+    assert (("demo" in active), ("grafana" in active)) == ("demo" in profiles, "observability" in profiles)
+
+
+@pytest.mark.parametrize(
     "service", [name for name, each in COMPOSE["services"].items() if "environment" in each]
 )
 def test_the_settings_of_a_compose_service_are_accepted(

