@@ -23,13 +23,13 @@ from towpath.store.migrations.scripts import split
 from towpath.testing.services.ports import ReservedPort
 from towpath.testing.services.processes import Command, ProcessGroup
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REPOSITORY: Final = Path(__file__).parents[2]
 APP: Final = "examples.shop.billing:app"
 DJANGO: Final = "examples.shop.django_site"
 PSQL_SCRIPT: Final = "examples/shop/place_order.sql"
-SECONDS: Final = 60
+SECONDS: Final = 120
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
