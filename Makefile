@@ -3,6 +3,7 @@
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
+# make planted each of the defects planted into its processes is found by the fault suite
 # make nightly random histories of the consumer engine, 5,000 of them (HISTORIES=, SEED= change that)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
@@ -19,7 +20,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test faults nightly docs demo bench clean
+.PHONY: install format check static lock-check unit lock services test faults planted nightly docs demo bench clean
 
 install: $(STAMP)
 
@@ -81,7 +82,9 @@ nightly: services
 
 faults: services
 	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 4,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
-	$(if $(QUICK),,$(BIN)/python -m tests.faults.planted)
+
+planted: services
+	$(BIN)/python -m tests.faults.planted
 
 docs: install
 	$(BIN)/python -m sphinx -q -n -W --keep-going -d build/doctrees docs build/docs

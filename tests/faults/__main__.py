@@ -20,7 +20,10 @@ from tests.faults.world import BrokerName, servers_of
 from towpath.store import migrate
 from towpath.testing.services import PostgresServer
 
-QUICK: Final[tuple[str, ...]] = ("member_killed", "relay_killed", "producer_postgres_half_open")
+QUICK: Final[tuple[str, ...]] = (
+    "members_killed+producer_postgres_half_open",
+    "relay_killed+broker_restarted",
+)
 _PAIRS: Final = 0.2
 """Share of runs with two faults."""
 TEMPLATE: Final = "faults_template"
@@ -28,16 +31,25 @@ Job = tuple[int, BrokerName, tuple[str, ...]]
 
 
 def jobs(runs: int, seed: int, brokers: Sequence[BrokerName], faults: Sequence[str]) -> list[Job]:
-    """Each fault on each broker in an order of chance, pairs among them; the same seed gives the same."""
+    """Each fault on each broker it applies to, in an order of chance; the same seed gives the same.
+
+    `a+b` strikes with both; where there is no such pair, some runs are struck by two at random.
+    """
     rng = random.Random(seed)
-    singles = [(broker, fault) for fault in faults for broker in brokers if broker in FAULTS[fault]().brokers]
+    singles = [
+        (broker, tuple(fault.split("+")))
+        for fault in faults
+        for broker in brokers
+        if all(broker in FAULTS[each]().brokers for each in fault.split("+"))
+    ]
+    has_pairs = len(faults) > 1 and not any("+" in fault for fault in faults)
     found: list[Job] = []
-    while len(found) < runs:
+    while len(found) < runs and singles:
         rng.shuffle(singles)
-        for broker, fault in singles:
-            others = [other for at, other in singles if at == broker and other != fault]
-            pair = (rng.choice(others),) if others and rng.random() < _PAIRS else ()
-            found.append((seed + len(found), broker, (fault, *pair)))
+        for broker, struck in singles:
+            others = [other for at, other in singles if at == broker and other != struck]
+            second = rng.choice(others) if has_pairs and others and rng.random() < _PAIRS else ()
+            found.append((seed + len(found), broker, (*struck, *second)))
     return found[:runs]
 
 
@@ -47,23 +59,16 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--broker", choices=get_args(BrokerName), help="only this one")
-    parser.add_argument("--fault", help="strike each run with all of these, separated by commas; or `none`")
+    parser.add_argument("--fault", help="only these, separated by commas; a+b strikes with both")
     parser.add_argument("--defect", default="", help="plant a defect: the checker has to find it")
     parser.add_argument("--quick", action="store_true", help="a few telling faults, at most three minutes")
     parser.add_argument("--keep", type=Path, help="keep what every run left behind, here")
     options = parser.parse_args()
-    asked = tuple(filter(None, (options.fault or "").split(",")))
-    if unknown := sorted(set(asked) - FAULTS.keys() - {"none"}):
+    faults = options.fault.split(",") if options.fault else QUICK if options.quick else sorted(FAULTS)
+    if unknown := sorted({each for fault in faults for each in fault.split("+")} - FAULTS.keys()):
         parser.error(f"there is no fault {', '.join(unknown)}; there are: {', '.join(sorted(FAULTS))}")
     brokers = [options.broker] if options.broker else list(get_args(BrokerName))
-    if asked:
-        together = tuple(name for name in asked if name != "none")
-        chosen = [
-            (options.seed + number, broker, together) for number in range(options.runs) for broker in brokers
-        ][: options.runs]
-    else:
-        faults = QUICK if options.quick else sorted(FAULTS)
-        chosen = jobs(options.runs, options.seed, brokers, faults)
+    chosen = jobs(options.runs, options.seed, brokers, faults)
     quiet()
     keep = options.keep or Path(tempfile.mkdtemp(prefix="towpath-faults-"))
     try:
@@ -116,7 +121,7 @@ def _tell(outcome: Outcome, defect: str, directory: Path) -> None:
     )
     if outcome.is_kept:
         return
-    faults = ",".join(strike.fault for strike in outcome.plan.strikes) or "none"
+    faults = "+".join(strike.fault for strike in outcome.plan.strikes)
     again = (
         f"python -m tests.faults --runs 1 --seed {outcome.plan.seed}"
         f" --broker {outcome.broker} --fault {faults}" + (f" --defect {defect}" if defect else "")

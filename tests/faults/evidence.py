@@ -49,13 +49,6 @@ class Letter(msgspec.Struct, frozen=True):
     replays: int
 
 
-class Sent(msgspec.Struct, frozen=True):
-    """A message that lies at the broker, in the order of arrival."""
-
-    id: UUID
-    sequence: int
-
-
 class Evidence(msgspec.Struct, frozen=True):
     """One run."""
 
@@ -67,9 +60,10 @@ class Evidence(msgspec.Struct, frozen=True):
     moves: Sequence[Move] = ()
     """In the order of writing."""
     letters: Sequence[Letter] = ()
-    published: Sequence[Sent] = ()
-    copies: Sequence[Sent] = ()
-    """In the dead-letter queue of the broker."""
+    published: Sequence[UUID] = ()
+    """What lies at the broker, in the order of arrival."""
+    copies: Sequence[UUID] = ()
+    """In its dead-letter queue."""
     leftovers: Mapping[str, int] = {}
     """What should be back to nothing."""
 
@@ -105,12 +99,7 @@ async def gather(world: FaultWorld, leftovers: Mapping[str, int]) -> Evidence:
         tasks=[Task(**row) for row in await db.fetch(_TASKS, group)],
         moves=[Move(**row) for row in await db.fetch(_MOVES, group)],
         letters=[Letter(**row) for row in await db.fetch(_LETTERS, group)],
-        published=[_sent(message.headers) for message in heard],
-        copies=[_sent(message.headers) for message in copies],
+        published=[UUID(message.header("ce_id")) for message in heard],
+        copies=[UUID(message.header("ce_id")) for message in copies],
         leftovers=leftovers,
     )
-
-
-def _sent(headers: Sequence[tuple[str, bytes]]) -> Sent:
-    values = dict(headers)
-    return Sent(UUID(values["ce_id"].decode()), int(values["towpath-sequence"]))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.faults.checker import check
-from tests.faults.evidence import Done, Evidence, Letter, Move, Sent, Task
+from tests.faults.evidence import Done, Evidence, Letter, Move, Task
 from tests.faults.ledger import Begun, Called, Ended, Intended, Lapsed, Ledger, Record, Returned, Struck, read
 
 A, B, CALL, ONCE, SUBMITTED, DEAD, GHOST, ABANDONED = (UUID(int=number) for number in range(1, 9))
@@ -57,8 +57,8 @@ def evidence() -> Evidence:
             Move(DEAD, "task.replayed", "WAITING"),
         ],
         letters=[Letter(DEAD, "replayed", "handle", 1, 1)],
-        published=[Sent(A, 1), Sent(B, 2), Sent(A, 1), Sent(CALL, 3), Sent(ONCE, 4), Sent(DEAD, 5)],
-        copies=[Sent(DEAD, 6), Sent(DEAD, 6)],
+        published=[A, B, A, CALL, ONCE, DEAD],
+        copies=[DEAD],
         leftovers={"key gates": 0},
     )
 
@@ -109,16 +109,16 @@ DEFECTS: Final[dict[str, tuple[Callable[[Evidence], Evidence], Sequence[str]]]] 
     "acknowledged before the claim, then killed": (
         both(without("tasks", A), without("done", A)), ["I1"],
     ),
-    "the cursor passed an open transaction": (without("published", B), ["I1"]),
+    "the cursor passed an open transaction": (replaced(published=[A, CALL, ONCE, DEAD]), ["I1"]),
     "the database forgot a commit": (replaced(deeds=frozenset({"t2", "t3", "t4"})), ["I1", "I2", "I4"]),
     "the database kept a rollback": (
         both(replaced(deeds=evidence().deeds | {"t5"}), plus("tasks", Task(GHOST, "SUCCEEDED"))),
         ["I1", "I2", "I4"],
     ),
-    "sent beside the transaction": (plus("published", Sent(GHOST, 9)), ["I2"]),
-    "a savepoint's rollback dropped nothing": (plus("published", Sent(ABANDONED, 9)), ["I2"]),
+    "sent beside the transaction": (plus("published", GHOST), ["I2"]),
+    "a savepoint's rollback dropped nothing": (plus("published", ABANDONED), ["I2"]),
     "sent by time and not by commit": (
-        replaced(published=[Sent(B, 2), Sent(A, 1), Sent(CALL, 3), Sent(ONCE, 4), Sent(DEAD, 5)]), ["I3"],
+        replaced(published=[B, A, CALL, ONCE, DEAD]), ["I3"],
     ),
     "a follower passed the message that waits": (
         plus("done", Done(B, "transactional", 5)), ["I3", "I4"],
@@ -145,7 +145,7 @@ DEFECTS: Final[dict[str, tuple[Callable[[Evidence], Evidence], Sequence[str]]]] 
             in_state(CALL, "DEAD"),
             without("done", CALL),
             plus("letters", Letter(CALL, "open", "handle", 1, 0)),
-            plus("copies", Sent(CALL, 7)),
+            plus("copies", CALL),
         ),
         ["I8"],
     ),
@@ -159,7 +159,7 @@ DEFECTS: Final[dict[str, tuple[Callable[[Evidence], Evidence], Sequence[str]]]] 
                 Called(UUID(int=21), "requested", "21", "member-0", 61),
             ),
             plus("tasks", Task(UUID(int=20), "SUCCEEDED"), Task(UUID(int=21), "SUCCEEDED")),
-            plus("published", Sent(UUID(int=20), 20), Sent(UUID(int=21), 21)),
+            plus("published", UUID(int=20), UUID(int=21)),
         ),
         ["I8"],
     ),
@@ -169,6 +169,7 @@ DEFECTS: Final[dict[str, tuple[Callable[[Evidence], Evidence], Sequence[str]]]] 
     ),
     "two rows in the catalog": (plus("letters", Letter(DEAD, "replayed", "handle", 1, 1)), ["I9"]),
     "no copy at the broker": (replaced(copies=[]), ["I9"]),
+    "two copies for one death": (plus("copies", DEAD), ["I9"]),
     "replayed twice by one word": (plus("moves", Move(DEAD, "task.replayed", "WAITING")), ["I10"]),
     "a gate left closed": (replaced(leftovers={"key gates": 1}), ["I11"]),
 }  # fmt: skip
@@ -193,6 +194,12 @@ def test_a_worker_that_was_frozen_may_be_at_a_call_that_another_has_taken_over()
     assert struck(33, 34, "member-0") == struck(10, 20, "member-0") == struck(30, 34, "member-1") == {"I5"}
     lapsed = {name: found(plus("records", Lapsed(name, 32))(taken_over)) for name in ("member-0", "member-1")}
     assert lapsed == {"member-0": set(), "member-1": {"I5"}}
+
+
+def test_a_relay_that_was_struck_may_repeat_a_copy() -> None:
+    """As it may repeat any message: at least once."""
+    struck = plus("records", Struck("relay_killed", ("relay-0",), 1, 2))
+    assert check(both(struck, plus("copies", DEAD))(evidence())) == []
 
 
 def test_what_a_repeated_submit_asked_for_is_not_what_is_expected() -> None:

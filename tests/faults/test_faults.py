@@ -1,5 +1,6 @@
 """A short run of the fault suite, with faults whose verdict does not hang on the speed of the machine."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,8 +22,7 @@ async def servers(
     postgres_server: PostgresServer, rabbit_server: RabbitServer, rabbit_proxy: TcpProxy
 ) -> AsyncIterator[Servers]:
     """The session's own."""
-    migrate_url = postgres_server.create_database(_TEMPLATE)
-    migrate.upgrade(migrate_url)
+    await asyncio.to_thread(migrate.upgrade, postgres_server.create_database(_TEMPLATE))
     async with TcpProxy("127.0.0.1", postgres_server.port) as postgres_proxy:
         yield Servers("rabbitmq", postgres_server, rabbit_server, postgres_proxy, rabbit_proxy)
     drop_database(postgres_server.url(), _TEMPLATE)

@@ -161,6 +161,7 @@ class Member:
             watch=watch,
             wake=wake,
             telemetry=telemetry,
+            is_listening=lambda: subscriber.is_connected,
             on_progress=on_progress,
         )
 

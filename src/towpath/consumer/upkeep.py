@@ -188,12 +188,17 @@ class Reaper:
         watch: StoreWatch,
         wake: asyncio.Event,
         telemetry: Telemetry,
+        is_listening: Callable[[], bool],
         on_progress: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._settings = settings
         self._reaps = reaps
         self._roster = roster
+        self._is_listening = is_listening
+        self._clock = clock
+        self._listening_since: float | None = None
         self._watch = watch
         self._wake = wake
         self._telemetry = telemetry
@@ -212,16 +217,27 @@ class Reaper:
             else:
                 rounds += 1
 
+    def _has_listened(self, seconds: float) -> bool:
+        """Whether messages could come for so long: while the broker is away, none of them is lost."""
+        if not self._is_listening():
+            self._listening_since = None
+            return False
+        if self._listening_since is None:
+            self._listening_since = self._clock()
+        return self._clock() - self._listening_since >= seconds
+
     async def _round(self, *, is_slow: bool) -> None:
+        lost_after = self._settings.lost_after.total_seconds()
+        may_be_lost = self._has_listened(lost_after)
         self._note(await self._reaps.reap_abandoned(_REAP_BATCH), "abandoned")
         self._note(await self._roster.hand_back_strays(), "stray")
         if await self._reaps.repair_gates(_REAP_BATCH):
             self._wake.set()
         if not is_slow:
             return
-        lost_after = self._settings.lost_after.total_seconds()
-        is_ordered = self._app.ordering == "key"
-        self._note(await self._reaps.redrive_lost(lost_after, _REAP_BATCH, is_ordered=is_ordered), "lost")
+        if may_be_lost:
+            is_ordered = self._app.ordering == "key"
+            self._note(await self._reaps.redrive_lost(lost_after, _REAP_BATCH, is_ordered=is_ordered), "lost")
         retention = parse_duration(self._app.retention).total_seconds()
         while await self._reaps.expire_finished(retention, _EXPIRE_BATCH) == _EXPIRE_BATCH:
             self._on_progress("reap")

@@ -1,0 +1,66 @@
+"""The evidence of a run in the shapes that invariants look at."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from uuid import UUID
+
+from tests.faults.evidence import Evidence, Letter, Task
+from tests.faults.ledger import Called, Intended
+
+
+class Case:
+    """The evidence, put into the shapes that the invariants look at."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+
+    @cached_property
+    def intended(self) -> Mapping[UUID, Intended]:
+        """By message; of a task that was submitted again, the one that made it."""
+        records = [each for each in self.evidence.records if isinstance(each, Intended)]
+        records.sort(key=lambda each: (self._is_there(each), not each.is_repeat))
+        return {each.id: each for each in records}
+
+    @cached_property
+    def committed(self) -> Mapping[UUID, Intended]:
+        """Messages whose transaction is in the database."""
+        return {id_: each for id_, each in self.intended.items() if self._is_there(each)}
+
+    def _is_there(self, intended: Intended) -> bool:
+        return intended.transaction in self.evidence.deeds and not intended.is_abandoned
+
+    @cached_property
+    def tasks(self) -> Mapping[UUID, Task]:
+        return {task.id: task for task in self.evidence.tasks}
+
+    @cached_property
+    def letters(self) -> Mapping[UUID, list[Letter]]:
+        found: dict[UUID, list[Letter]] = defaultdict(list)
+        for letter in self.evidence.letters:
+            found[letter.id].append(letter)
+        return found
+
+    @cached_property
+    def calls(self) -> Mapping[UUID, list[Called]]:
+        """In the order of time."""
+        found: dict[UUID, list[Called]] = defaultdict(list)
+        for record in self.evidence.records:
+            if isinstance(record, Called):
+                found[record.id].append(record)
+        return {id_: sorted(calls, key=lambda call: call.at) for id_, calls in found.items()}
+
+    @cached_property
+    def published(self) -> Mapping[UUID, None]:
+        """First appearances, in order."""
+        return dict.fromkeys(self.evidence.published)
+
+    @cached_property
+    def ordered(self) -> frozenset[UUID]:
+        """Messages whose order is promised: neither delayed, nor replayed, nor without a number."""
+        replayed = {letter.id for letter in self.evidence.letters if letter.replays}
+        return frozenset(
+            id_
+            for id_, each in self.committed.items()
+            if each.kind != "requested" and not each.is_delayed and id_ not in replayed
+        )

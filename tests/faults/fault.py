@@ -1,0 +1,33 @@
+"""What every fault is."""
+
+from collections.abc import Mapping
+from typing import Final, get_args
+
+from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, BrokerName, FaultWorld, Link, Role
+
+BOTH: Final[frozenset[BrokerName]] = frozenset(get_args(BrokerName))
+EVERYONE: Final = (*RELAYS, *MEMBERS, *PRODUCERS)
+LEASE_SECONDS: Final = 8.0
+"""Of relays and workers in these runs."""
+LIVE_WORKERS: Final = "select count(*) from towpath.worker where lease_until > clock_timestamp()"
+OF_ROLE: Final[Mapping[Role, tuple[str, ...]]] = {"relay": RELAYS, "member": MEMBERS, "producer": PRODUCERS}
+
+
+class Fault:
+    """One strike. Without an `end` of its own it is over when it has begun."""
+
+    brokers: frozenset[BrokerName] = BOTH
+    links: frozenset[Link] = frozenset()
+    """These go through a proxy in this run."""
+    touches: tuple[str, ...] = EVERYONE
+    """Processes that it may hold up or end."""
+    least_seconds: float = 0.0
+    is_missed: bool = False
+    """It did not come about: the verdict says nothing about it."""
+
+    async def begin(self, world: FaultWorld) -> None:
+        """Strike."""
+        raise NotImplementedError
+
+    async def end(self, world: FaultWorld) -> None:
+        """Make good again."""

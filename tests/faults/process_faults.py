@@ -1,0 +1,121 @@
+"""Faults of our own processes: how they are ended, frozen, and starved."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.faults.fault import LEASE_SECONDS, LIVE_WORKERS, OF_ROLE, Fault
+from tests.faults.world import MEMBERS, FaultWorld, Role
+from towpath.crashpoints import ENVIRONMENT_VARIABLE, CrashPoint
+
+_PATIENCE_SECONDS: Final = 30.0
+"""For a process to come by its crash point."""
+
+
+class Killed(Fault):
+    """SIGKILL; started again when it is over."""
+
+    def __init__(self, *names: str) -> None:
+        self.touches = names
+
+    async def begin(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            if not world.has_ended(name):
+                world.kill(name)
+
+    async def end(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            world.start(name)
+
+
+class Terminated(Killed):
+    """SIGTERM: an orderly end, then started again."""
+
+    async def begin(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            if (code := await world.patiently(name)) != 0:
+                raise AssertionError(f"{name} ended with {code} after SIGTERM")
+
+
+class Frozen(Fault):
+    """SIGSTOP for longer than its lease, then SIGCONT."""
+
+    least_seconds = LEASE_SECONDS + 2.0
+
+    def __init__(self, *names: str) -> None:
+        self.touches = names
+
+    async def begin(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            world.suspend(name)
+
+    async def end(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            world.resume(name)
+
+
+class Crashed(Fault):
+    """One more process, which dies at a named point.
+
+    Where RabbitMQ gives a queue to one member, the others make way for it.
+    """
+
+    least_seconds = 10.0
+
+    def __init__(self, role: Role, point: CrashPoint) -> None:
+        self._name = f"{role}-{point.value.replace('_', '-')}"
+        self._role = role
+        self._point = point
+        self._away: tuple[str, ...] = ()
+        self.touches = (self._name, *OF_ROLE[role])
+
+    async def begin(self, world: FaultWorld) -> None:
+        world.start(self._name, **{ENVIRONMENT_VARIABLE: str(self._point)})
+        world.expect_death(self._name)
+        if self._role == "member" and world.servers.broker_name == "rabbitmq":
+            await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
+            self._away = MEMBERS
+        for name in self._away:
+            await world.patiently(name)
+
+    async def end(self, world: FaultWorld) -> None:
+        try:
+            await world.died(self._name, seconds=_PATIENCE_SECONDS)
+        except AssertionError:  # it did not come by there
+            self.is_missed = True
+            world.kill(self._name)
+        for name in self._away:
+            world.start(name)
+
+
+class Limited(Fault):
+    """A resource of one process runs out: what it has it keeps, more it does not get.
+
+    Where it ends for that it is started again, as whatever supervises it would.
+    """
+
+    def __init__(self, role: Role, limit: int, to: Callable[[int], int]) -> None:
+        self.touches = (f"{role}-0",)
+        self._limit = limit
+        self._to = to
+        self._before: tuple[int, int] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+    async def begin(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            pid = world.pids[name]
+            self._before = resource.prlimit(pid, self._limit)
+            resource.prlimit(pid, self._limit, (self._to(pid), self._before[1]))
+
+    async def end(self, world: FaultWorld) -> None:
+        for name in self.touches:
+            if world.has_ended(name):
+                world.start(name)
+            else:
+                resource.prlimit(world.pids[name], self._limit, self._before)
+
+
+def size_of(pid: int) -> int:
+    """Bytes of a process's address space."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
