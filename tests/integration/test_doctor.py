@@ -285,6 +285,29 @@ def test_what_a_group_needs_is_checked_with_it(
     assert "cannot import" in examine("--app", "not_there:app")[1]["app"][1]
 
 
+async def test_another_app_under_the_name_of_a_running_group_is_found(
+    examine: Callable[..., tuple[int, Report]], db: Db
+) -> None:
+    """O2 O3"""
+    await db.execute(
+        """
+        insert into towpath.consumer_group (name, ordering) values ('orders', 'none');
+        insert into towpath.worker (id, consumer_group, host, types, lease_until)
+          values (gen_random_uuid(), 'orders', 'elsewhere', '{order.changed,stock.counted}', 'infinity');
+        """
+    )
+    target = ("--app", "consumers.groups.orders.app:app")
+
+    _, report = await asyncio.to_thread(examine, *target)
+    assert report["groups"][0] == "failure"
+    assert "orders is ordered by 'none' and this app says 'key', while 1 members" in report["groups"][1]
+
+    await db.execute("update towpath.consumer_group set ordering = 'key'")
+    _, report = await asyncio.to_thread(examine, *target)
+    assert report["groups"][0] == "warning"
+    assert "on elsewhere do not both handle invoice.requested, stock.counted" in report["groups"][1]
+
+
 @pytest.fixture
 def draining_relay() -> Iterator[int]:
     """The port of a health endpoint that says no."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from towpath.cli.checkup import broker, database, local
+from towpath.cli.checkup import broker, database, groups, local
 from towpath.cli.checkup.model import Check
 
 CHECKS: Final = (
@@ -20,6 +20,7 @@ CHECKS: Final = (
     Check("schema", database.has_the_schema, ("database",)),
     Check("grants", database.has_grants, ("database", "schema")),
     Check("relays", database.has_relays, ("database", "schema")),
+    Check("groups", groups.agree_with_their_apps, ("app", "database", "schema")),
     Check("broker", broker.is_reachable, ("settings",)),
     Check("broker tls", broker.is_encrypted, ("settings",)),
     Check("topology", broker.has_the_topology, ("broker", "database", "schema")),
