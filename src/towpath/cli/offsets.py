@@ -12,7 +12,7 @@ from towpath.brokers.ports import Bounds
 from towpath.cli import options
 from towpath.cli.exits import FAILED, Stop
 from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name
-from towpath.cli.output import as_json, table
+from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import Session, connected, run_async
 from towpath.cli.topology import admin_of_settings
 from towpath.errors import UsageError
@@ -77,7 +77,8 @@ def offsets(
 def _name_the_fix(group: str, rows: list[dict[str, Any]]) -> None:
     for topic in sorted({row["topic"] for row in rows if row["refused"] and row["resume_from"] is None}):
         print(
-            f"{topic} waits for a word: towpath worker offsets --group {group} --topic {topic} "
+            f"{clean(topic)} waits for a word: towpath worker offsets --group {clean(group)} "
+            f"--topic {clean(topic)} "
             "--to recorded | earliest | latest | <time>"
         )
 

@@ -60,7 +60,7 @@ def table(rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, empty
     """Rows as a table; the terminal's width decides where text wraps. `empty` when there are none."""
     rows = list(rows)
     if not rows:
-        print(empty)
+        print(clean(empty))
         return
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:

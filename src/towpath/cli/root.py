@@ -7,7 +7,8 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -85,11 +86,17 @@ def version() -> None:
     print(installed("towpath"))
 
 
+@cache
+def _command() -> Any:
+    """The tree of commands, made once."""
+    return get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Errors are one line on stderr."""
     state = {"verbosity": 0}
     try:
-        result = get_command(app).main(list(arguments), prog_name="towpath", standalone_mode=False, obj=state)
+        result = _command().main(list(arguments), prog_name="towpath", standalone_mode=False, obj=state)
         sys.stdout.flush()
         return result if isinstance(result, int) else OK
     except Stop as stop:
