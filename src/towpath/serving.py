@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from towpath.errors import MissingExtra
+from towpath.errors import ConfigurationError, MissingExtra
 from towpath.telemetry import prometheus
 from towpath.telemetry.logging import event_logger
 
@@ -107,17 +108,27 @@ async def _health(probe: HealthProbe, host: str, port: int) -> AsyncIterator[Non
     if not port:
         yield
         return
-    config = uvicorn.Config(
-        _endpoints(probe), host=host, port=port, log_config=None, access_log=False, lifespan="off"
-    )
+    config = uvicorn.Config(_endpoints(probe), log_config=None, access_log=False, lifespan="off")
     server = _Server(config)
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[_listening(host, port)]))
     try:
         yield
     finally:
         server.should_exit = True
         await asyncio.wait([serving], timeout=HEALTH_GRACE_SECONDS)
         serving.cancel()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigurationError(
+            f"cannot listen for health checks at {host}:{port}: {reason}: end what listens there, or "
+            "choose another TOWPATH_RELAY__HEALTH_PORT or TOWPATH_WORKER__HEALTH_PORT"
+        ) from error
 
 
 def _endpoints(probe: HealthProbe) -> Starlette:

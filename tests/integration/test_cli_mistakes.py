@@ -10,6 +10,10 @@ import asyncpg
 import pytest
 
 from tests.fixtures.fix_cli import Ran, Run, towpath_process
+from towpath.cli.exits import explain
+from towpath.errors import UnknownType
+from towpath.outbox import emit
+from towpath.testing.services import PgBouncerServer
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -73,6 +77,50 @@ def test_a_login_that_is_refused(towpath: Run, migrated_url: str, monkeypatch: p
     monkeypatch.setenv("TOWPATH_DATABASE_URL", wrong)
 
     refused(towpath("dlq", "list"), 4, "correct user and password in TOWPATH_DATABASE_URL")
+
+
+def test_a_wrong_password() -> None:
+    """O2: as the driver reports it; the servers of the tests ask for none."""
+    error = asyncpg.InvalidPasswordError('password authentication failed for user "app"')
+
+    line, code = explain(error)
+
+    assert code == 4
+    assert line.startswith(
+        "the database refused the login: correct user and password in TOWPATH_DATABASE_URL"
+    )
+
+
+def test_a_pooler_where_a_direct_connection_is_needed(
+    towpath: Run,
+    migrated_url: str,
+    transaction_pooler: PgBouncerServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", transaction_pooler.before(migrated_url))
+
+    refused(towpath("dlq", "list"), 1, "leads through a pooler", "give a direct URL", "towpath doctor")
+
+
+@pytest.mark.parametrize("noun", ["relay", "worker"])
+def test_the_health_port_is_taken(migrated_url: str, noun: str) -> None:
+    """O2"""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = towpath_process(
+            migrated_url,
+            noun,
+            "run",
+            *(["consumers.groups.orders.app:app"] if noun == "worker" else []),
+            environment={
+                f"TOWPATH_{noun.upper()}__HEALTH_PORT": port,
+                "TOWPATH_BROKER_URL": "memory://taken",
+                "TOWPATH_TELEMETRY__LOG_LEVEL": "ERROR",
+            },
+        )
+
+    refused(ran, 1, f"cannot listen for health checks at 127.0.0.1:{port}: Address already in use: end what")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +226,36 @@ def test_the_broker_is_down(
     )
 
 
+def test_a_topic_is_absent(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O2"""
+    monkeypatch.setenv("TOWPATH_BROKER_URL", "memory://absent")
+
+    ran = towpath("broker", "check", "--address", "orders")
+
+    assert (ran.code, ran.err) == (3, "")
+    assert "address orders does not exist\n" in ran.out
+    assert ran.out.endswith("towpath broker apply with the same options creates what does not exist\n")
+
+
+def test_a_destination_that_is_not_registered(towpath: Run) -> None:
+    """O2"""
+    refused(towpath("destination", "unset", "orderz"), 1, "the destination orderz has no row")
+    ran = towpath("destination", "set", "orders", "--broker", "elsewhere")
+    refused(ran, 2, "there is no broker 'elsewhere', only", "towpath broker add makes one")
+
+
+async def test_a_message_type_that_is_not_declared(db: Db) -> None:
+    """O2"""
+
+    class OrderPlaced: ...
+
+    async with db.transaction():
+        with pytest.raises(
+            UnknownType, match="OrderPlaced is not a declared message: decorate it with @event or @task"
+        ):
+            await emit(db, OrderPlaced())
+
+
 def test_a_broker_option_that_the_client_does_not_know(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """O2"""
     monkeypatch.setenv("TOWPATH_BROKER_OPTIONS", '{"compresion_type": "lz4"}')
@@ -231,6 +309,23 @@ def test_the_extra_is_not_installed(migrated_url: str, tmp_path: Path) -> None:
     ran = towpath_process(migrated_url, "version", environment={"PYTHONPATH": str(tmp_path)})
 
     refused(ran, 2, 'pip install "towpath[cli]"')
+
+
+@pytest.mark.parametrize(("module", "scheme"), [("aiokafka", "kafka"), ("aio_pika", "amqp")])
+def test_the_extra_of_the_broker_is_not_installed(
+    migrated_url: str, tmp_path: Path, module: str, scheme: str
+) -> None:
+    """O2"""
+    extra = {"kafka": "kafka", "amqp": "rabbitmq"}[scheme]
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module', name='{module}')")
+
+    ran = towpath_process(
+        migrated_url,
+        *("broker", "check", "--address", "orders"),
+        environment={"PYTHONPATH": str(tmp_path), "TOWPATH_BROKER_URL": f"{scheme}://127.0.0.1/"},
+    )
+
+    refused(ran, 2, f'pip install "towpath[{extra}]"')
 
 
 def test_a_bug_shows_its_traceback_only_on_request(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) ->
         as_json({"ok": not problems, "problems": problems, "warnings": warnings})
     else:
         print("\n".join(map(clean, problems)) or "everything is there")
+        if problems:
+            print("towpath broker apply with the same options creates what does not exist")
         for warning in warnings:
             print(f"warning: {clean(warning)}")
     if problems:

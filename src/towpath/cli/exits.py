@@ -38,6 +38,10 @@ _NO_TLS: Final = (
     "the database takes no TLS: turn it on there (ssl = on), or append ?sslmode=disable to "
     "TOWPATH_DATABASE_URL where the network between is trusted"
 )
+_POOLED: Final = (
+    "TOWPATH_DATABASE_URL leads through a pooler that takes no settings of a session: give a direct URL, "
+    "or set PgBouncer's ignore_startup_parameters (towpath doctor tells more)"
+)
 _NOT_TRUSTED: Final = (
     "the database's certificate is not trusted: append &sslrootcert=FILE with its authority to "
     "TOWPATH_DATABASE_URL, and name the host that it was made for"
@@ -79,6 +83,8 @@ def _explained(error: BaseException) -> tuple[str, int]:
     cause: BaseException | None = error
     while cause is not None:
         state = getattr(cause, "sqlstate", None)
+        if isinstance(cause, asyncpg.ProtocolViolationError) and "startup parameter" in str(cause):
+            return f"{_POOLED} ({cause})", FAILED
         if isinstance(cause, asyncpg.PostgresError) and isinstance(state, str):
             for length in (5, 2):
                 if state[:length] in _SQLSTATES:
