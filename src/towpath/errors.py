@@ -169,7 +169,10 @@ class SchemaMismatch(ConfigurationError):
 
 
 class GroupMismatch(ConfigurationError):
-    """The group runs with another ordering, or other queues, than this process says."""
+    """The group runs with another ordering, or other queues, than this process says.
+
+    Do: start it as the others run, or change the group with all of its members stopped.
+    """
 
     code = "configuration.group"
 

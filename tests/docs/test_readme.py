@@ -21,6 +21,7 @@ from towpath.brokers.ports import GroupTopology
 from towpath.consumer.engine import Consumer
 from towpath.relay.engine import Relay
 from towpath.store.database import Database, sqlalchemy_url
+from towpath.telemetry import names
 
 PAGE = "README.md"
 PAGES = [PAGE, *pages(), "CHANGELOG.md"]
@@ -107,3 +108,11 @@ def test_modules_and_files_a_page_names_exist(page: str) -> None:
     named = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.(?:py|sql|md))?)`", text))
     missing = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metrics_a_page_names_exist(page: str) -> None:
+    """Behind the word metric, such as metric `towpath.breakers.open`."""
+    text = (REPOSITORY / page).read_text()
+    named = set(re.findall(r"metrics? `(towpath\.[a-z_.]+)`", text))
+    assert named - {metric.name for metric in names.METRICS} == set()

@@ -72,3 +72,11 @@ def test_a_missing_extra_names_the_line_that_installs_it() -> None:
 def test_a_payload_too_large_names_its_limit() -> None:
     """P7"""
     assert "1048576" in str(PayloadTooLarge("order.placed", 2_000_000, 1_048_576))
+
+
+def test_each_error_says_when_it_is_raised_and_what_to_do() -> None:
+    parents = {cls.__base__ for cls in CLASSES}
+    for cls in set(CLASSES) - parents:
+        when, _, what = (cls.__dict__["__doc__"] or "").partition("\n\n")
+        assert when.strip().endswith("."), cls
+        assert what.strip().startswith("Do: "), cls
