@@ -196,13 +196,14 @@ async def _judge_with(
 
 
 def test_the_demo_fails_and_stops_everything_when_its_check_does(tmp_path: Path) -> None:
-    """A10: the exit code tells, and nothing is left running; all else is as promised, on RabbitMQ."""
+    """A10: the exit code tells, and nothing is left running; on RabbitMQ the rest is as promised."""
     demo = Demo(tmp_path / "output.txt", "--broker", "rabbitmq", "--plant", "doubled_effect")
     try:
         assert demo.exit_code() == 1, demo.printed
         assert "RabbitMQ on " in demo.printed
         assert "took effect 2 times, not 1" in demo.printed
-        assert (demo.printed.count("ok  "), demo.printed.count("NO  ")) == (6, 1), demo.printed
+        for claim in ("every committed message reached its end", "each paid order is billed exactly once"):
+            assert f"ok  {claim}" in demo.printed, demo.printed
         assert "NOT every promise was kept" in demo.printed
         assert demo.survivors() == []
     finally:

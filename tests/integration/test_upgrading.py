@@ -129,6 +129,7 @@ async def test_producers_do_not_queue_behind_an_upgrade_that_waits_for_a_table(
 ) -> None:
     """P3: it waits for a transaction that forgot to end, they would wait for it."""
     know(monkeypatch, "additive")
+    monkeypatch.setattr(migrate, "_PATIENCE_SECONDS", 600.0)
     emit = "select towpath.emit('orders', 'order.placed', '{}')"
     holder = await asyncpg.connect(migrated_url)
     try:

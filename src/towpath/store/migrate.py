@@ -31,9 +31,8 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 """alembic hands its environment to the revisions through globals of its own."""
 
 _LOCK_WAIT: Final = "500ms"
-"""Below the server's deadlock_timeout: the migration gives way before anybody else is made to, and who queues
-behind a lock that it waits for waits no longer."""
-_LOCKED: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+"""For all tables together. Below the server's deadlock_timeout: the migration gives way before anybody who
+holds one of them and waits for another is made to."""
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -41,8 +40,8 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
     """Run the missing migrations in one transaction and return the revision reached.
 
     Several callers at once wait for each other on an advisory lock, and the later ones find nothing
-    to do. Nor is there anything to do for a library older than the schema that still works with it. A
-    table that is in use is waited for briefly and often, for a minute. Raises StoreUnavailable,
+    to do. Nor is there anything to do for a library older than the schema that still works with it.
+    Tables that are in use are waited for briefly and often, for a minute. Raises StoreUnavailable,
     SchemaMismatch when the database is too new for this library, StoreError when a migration fails
     (nothing of it is kept).
     """
@@ -53,11 +52,12 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
             text("select pg_advisory_xact_lock(hashtext(:name))"), {"name": f"towpath migrations of {schema}"}
         )
         revision = _revision(connection, schema)
-        if revision is not None and _is_ahead(connection, schema, revision):
-            return revision
+        if revision is not None:
+            if revision == head() or _is_ahead(connection, schema, revision):
+                return revision
+            _lock_tables(connection, schema)
         from alembic import command  # noqa: PLC0415  # the extra was checked by _config
 
-        connection.execute(text(f"set local lock_timeout = '{_LOCK_WAIT}'"))
         config.attributes["connection"] = connection
         with _ONE_AT_A_TIME:
             command.upgrade(config, "head")
@@ -158,21 +158,37 @@ def _is_ahead(connection: Connection, schema: str, revision: str) -> bool:
     return True
 
 
+def _lock_tables(connection: Connection, schema: str) -> None:
+    """Take every table at once, or none in time: what follows waits for nobody and deadlocks with nobody."""
+    tables = connection.scalars(
+        text(
+            "select format('%I.%I', cast(:schema as text), c.relname) from pg_class c"
+            " where c.relnamespace = to_regnamespace(:schema) and c.relkind in ('r', 'p')"
+            " and not c.relispartition order by c.relname"
+        ),
+        {"schema": schema},
+    )
+    names = ", ".join(tables)
+    connection.execute(text(f"set local statement_timeout = '{_LOCK_WAIT}'"))
+    connection.execute(text(f"lock table {names} in access exclusive mode"))
+    connection.execute(text("set local statement_timeout = 0"))
+
+
 def _patiently(act: Callable[[], T]) -> T:
     """Again while another transaction keeps a lock. Raises StoreError when that lasts too long."""
     from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random  # noqa: PLC0415  # as alembic
 
     attempts = Retrying(
-        retry=retry_if_exception_type(_LOCKED),
+        retry=retry_if_exception_type(asyncpg.QueryCanceledError),
         stop=stop_after_delay(_PATIENCE_SECONDS),
         wait=wait_random(0.2, 1.0),
         reraise=True,
     )
     try:
         return attempts(act)
-    except _LOCKED as error:
+    except asyncpg.QueryCanceledError as error:
         raise StoreError(
-            f"a transaction has kept a table locked for {_PATIENCE_SECONDS:.0f} seconds ({error}): end it "
+            f"a transaction has kept a table locked for {_PATIENCE_SECONDS:.0f} seconds: end it "
             "(pg_stat_activity, pg_prepared_xacts) and run towpath db upgrade again; nothing was changed"
         ) from error
 
