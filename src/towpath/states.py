@@ -46,6 +46,8 @@ class WaitingFor(StrEnum):
     """It was submitted for later."""
     REPLAY = "replay"
     """A person sent it back to work."""
+    RERUN = "rerun"
+    """It had ended, and a person wants it again."""
     PROMOTED = "promoted"
     """What it was parked behind has ended."""
     LOST = "lost"
@@ -76,8 +78,8 @@ TRANSITIONS: Mapping[TaskState | None, frozenset[TaskState]] = MappingProxyType(
         _S.PARKED: frozenset({_S.WAITING, _S.CANCELLED, _S.EXPIRED}),
         _S.UNKNOWN: frozenset({_S.SUCCEEDED, _S.FAILED, _S.WAITING, _S.DEAD, _S.CANCELLED, _S.EXPIRED}),
         _S.DEAD: frozenset({_S.WAITING, _S.PARKED}),
-        _S.SUCCEEDED: frozenset({_S.WAITING}),
-        _S.FAILED: frozenset({_S.WAITING}),
+        _S.SUCCEEDED: frozenset({_S.WAITING, _S.PARKED}),
+        _S.FAILED: frozenset({_S.WAITING, _S.PARKED}),
         _S.CANCELLED: frozenset(),
         _S.EXPIRED: frozenset(),
     }

@@ -65,7 +65,9 @@ async def test_a_replayed_task_is_due_now_and_begins_a_new_life(db: Db, towpath:
     assert audit is not None
     assert (audit["actor"], audit["action"], audit["reason"]) == ("ada", "dlq.replay", "warehouse is back")
     assert json.loads(audit["filter"]) == {"groups": ["billing"]}
-    assert json.loads(audit["counts"]) == {
+    counts = json.loads(audit["counts"])
+    assert counts.pop("until") == answer["made_at"].replace("Z", "+00:00")
+    assert counts == {
         "planned": 1,
         "done": 1,
         "parked": 0,
@@ -467,6 +469,29 @@ async def _until_audit_or_exit(db: Db, process: asyncio.subprocess.Process, coun
             if await db.fetchval("select count(*) from towpath.audit") >= count:
                 return
             await asyncio.sleep(0.01)
+
+
+async def test_what_died_again_since_an_interrupted_replay_waits_for_the_next_one(
+    db: Db, towpath: Run
+) -> None:
+    """D3: the second run repeats nothing; the one after it means everything that is open."""
+    stuck, repeated = await bury(db, [None, None])
+    await db.execute(
+        "update towpath.dead_letter set last_dead_at = '2026-01-01Z' where message_id = $1", stuck
+    )
+    counts = json.dumps({"until": "2026-01-02T00:00:00+00:00", "is_complete": False})
+    await db.execute(
+        "insert into towpath.audit (actor, action, reason, filter, counts) "
+        "values ('ada', 'dlq.replay', '', $1, $2)",
+        json.dumps({"groups": ["billing"]}),
+        counts,
+    )
+
+    finished = await command(towpath, "replay", "--group", "billing", "--yes")
+    assert (finished["planned"], (await tasks(db))[stuck]["state"]) == (1, "WAITING")
+    following = await command(towpath, "replay", "--group", "billing", "--yes")
+
+    assert (following["planned"], (await tasks(db))[repeated]["state"]) == (1, "WAITING")
 
 
 async def test_an_interrupted_action_is_recorded_as_far_as_it_came(db: Db, migrated_url: str) -> None:

@@ -22,8 +22,7 @@ def test_every_state_can_be_reached() -> None:
 
 def test_success_is_overwritten_by_nothing_but_a_rerun() -> None:
     """C7"""
-    assert TRANSITIONS[S.SUCCEEDED] == {S.WAITING}
-    assert TRANSITIONS[S.FAILED] == {S.WAITING}
+    assert TRANSITIONS[S.SUCCEEDED] == TRANSITIONS[S.FAILED] == {S.WAITING, S.PARKED}
     assert TRANSITIONS[S.DEAD] == {S.WAITING, S.PARKED}
     assert TRANSITIONS[S.CANCELLED] == TRANSITIONS[S.EXPIRED] == frozenset()
 

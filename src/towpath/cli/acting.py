@@ -1,103 +1,126 @@
-"""Bulk actions on dead letters: plan, preview, question, execution with progress, result."""
+"""Bulk actions: plan, preview, question, execution with progress, result."""
 
 import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
 
 import typer
 
-from towpath.cli.options import actor_name, criteria, text
-from towpath.cli.output import as_json, progress, table
-from towpath.cli.session import connected
-from towpath.deadletters import Action, Counts, Plan, carry_out, make_plan
+from towpath.bulk import Counts
+from towpath.cli.options import actor_name, text
+from towpath.cli.output import as_json, cell, progress, table
+from towpath.cli.session import Session, connected
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.telemetry.setup import setup
-
-_DONE = {"replay": "replayed", "discard": "discarded"}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """How the action was asked for."""
 
-    action: Action
+    action: str
     dry_run: bool
     yes: bool
     reason: str
     actor: str | None
     json: bool
     maximum: int | None
-    every: bool
     rate: float | None = None
-    max_replays: int | None = None
 
 
-async def act(request: Request, **given: Any) -> None:
+class Plan(Protocol):
+    """What every plan of a bulk action can tell."""
+
+    @property
+    def made_at(self) -> datetime: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def beyond_limit_count(self) -> int: ...
+
+    @property
+    def causes(self) -> Counter[tuple[str, str, str, str]]: ...
+
+    def sample(self) -> Sequence[int | UUID]: ...
+
+
+P = TypeVar("P", bound=Plan)
+Progress = Callable[[Counts], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Act(Generic[P]):
+    """One kind of bulk action."""
+
+    done: str
+    """Its verb in the past."""
+    columns: tuple[str, str, str, str]
+    """Names of what the causes of its plan are made of."""
+    make_plan: Callable[[Session, datetime], Awaitable[P]]
+    """From a session and the database's time."""
+    carry_out: Callable[[Session, P, str, str, Progress | None], Awaitable[tuple[int, Counts]]]
+    """With actor, reason and somebody who wants to know how far it is."""
+    left_out: Callable[[P], Mapping[str, tuple[int, str]]]
+    """What the plan leaves out: by name in JSON, how many and why."""
+
+
+async def act(request: Request, kind: Act[P]) -> P:
     """Run one bulk action from its options to its printed result."""
     actor, reason = actor_name(request.actor), text(request.reason, "--reason")
     if not request.dry_run and not request.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see the plan")
-    plan, schema = await _plan(request, given)
+    async with connected() as session:
+        now = await AuditStore(session.schema).clock(session.connection)
+        plan = await kind.make_plan(session, now)
     if not request.json:
-        _preview(plan, request.action)
+        _preview(request, kind, plan, now)
     if request.dry_run or not plan.count:
-        _report(request, plan, None, None)
-        return
+        _report(request, kind, plan, None, None)
+        return plan
     if not request.yes:
         typer.confirm(f"{request.action} {plan.count}?", abort=True, err=True)
     telemetry = setup("towpath-cli")
     try:
         async with connected(is_pinned=True) as session:
             with progress(plan.count, _moved) as advance:
-                audit_id, counts = await carry_out(
-                    session.connection,
-                    plan,
-                    request.action,
-                    actor=actor,
-                    reason=reason,
-                    schema=schema,
-                    rate=request.rate,
-                    on_progress=advance,
-                )
+                audit_id, counts = await kind.carry_out(session, plan, actor, reason, advance)
     finally:
         telemetry.shutdown()
-    _report(request, plan, audit_id, counts)
+    _report(request, kind, plan, audit_id, counts)
+    return plan
 
 
-async def _plan(request: Request, given: dict[str, Any]) -> tuple[Plan, str]:
-    async with connected() as session:
-        wanted = criteria(await DeadLetters(session.schema).clock(session.connection), **given)
-        if wanted.is_empty and not request.every:
-            raise UsageError("no filter was given: add one, or --all for every open dead letter")
-        plan = await make_plan(
-            session.connection,
-            wanted,
-            schema=session.schema,
-            limit=request.maximum,
-            max_replays=request.max_replays,
-        )
-        return plan, session.schema
-
-
-def _causes(plan: Plan) -> list[dict[str, object]]:
+def _causes(kind: Act[P], plan: P) -> list[dict[str, object]]:
     return [
-        {"consumer_group": group, "stage": stage, "type": type_, "reason_code": reason, "count": count}
-        for (group, stage, type_, reason), count in plan.causes.most_common()
+        {**dict(zip(kind.columns, cause, strict=True)), "count": count}
+        for cause, count in plan.causes.most_common()
     ]
 
 
-def _preview(plan: Plan, action: Action) -> None:
+def _preview(request: Request, kind: Act[P], plan: P, now: datetime) -> None:
+    if plan.made_at < now:
+        print(f"going on with what was interrupted: only what stood like this at {cell(plan.made_at)}")
     if plan.count:
-        print(f"to {action}: {plan.count}, for example {', '.join(map(str, plan.sample()))}")
-        table(_causes(plan), ("consumer_group", "stage", "type", "reason_code", "count"), empty="")
-    if plan.capped_count:
-        print(f"left out: {plan.capped_count} replayed {plan.max_replays} times already (--max-repeats)")
+        print(f"to {request.action}: {plan.count}, for example {', '.join(map(str, plan.sample()))}")
+        table(_causes(kind, plan), (*kind.columns, "count"), empty="")
+    for count, why in kind.left_out(plan).values():
+        if count:
+            print(f"left out: {count} {why}")
     if plan.beyond_limit_count:
         print(f"left out: {plan.beyond_limit_count} beyond --max {plan.limit}")
 
 
-def _report(request: Request, plan: Plan, audit_id: int | None, counts: Counts | None) -> None:
+def _report(request: Request, kind: Act[P], plan: P, audit_id: int | None, counts: Counts | None) -> None:
     if request.json:
         as_json(
             {
@@ -108,17 +131,17 @@ def _report(request: Request, plan: Plan, audit_id: int | None, counts: Counts |
                 "done": counts.done if counts else 0,
                 "parked": counts.parked if counts else 0,
                 "skipped": counts.skipped if counts else 0,
-                "capped": plan.capped_count,
+                **{name: count for name, (count, _) in kind.left_out(plan).items()},
                 "beyond_limit": plan.beyond_limit_count,
                 "audit_id": audit_id,
-                "causes": _causes(plan),
+                "causes": _causes(kind, plan),
                 "sample_ids": plan.sample(),
             }
         )
     elif counts is not None:
         parked = f", {counts.parked} of them behind an earlier message of their key" if counts.parked else ""
-        skipped = f"; {counts.skipped} were no longer open" if counts.skipped else ""
-        print(f"{_DONE[request.action]} {counts.done}{parked}{skipped} (audit {audit_id})")
+        skipped = f"; {counts.skipped} had moved meanwhile" if counts.skipped else ""
+        print(f"{kind.done} {counts.done}{parked}{skipped} (audit {audit_id})")
     elif not plan.count:
         print("nothing to do")
     else:

@@ -12,7 +12,7 @@ from towpath.cli.rollover import rollover
 from towpath.cli.session import connected, run_async
 from towpath.cli.topology import admin_of_settings, noted, other_queues, unused_partitions, wanted
 from towpath.messages.limits import check_destination
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.destinations import add_broker, all_brokers
 
 app = typer.Typer(name="broker", help="Topics, exchanges and queues at the broker.", no_args_is_help=True)
@@ -105,7 +105,7 @@ def add(
     async def act() -> int:
         async with connected() as session, session.connection.transaction():
             number = await add_broker(session.connection, chosen, session.schema)
-            await DeadLetters(session.schema).begin_audit(
+            await AuditStore(session.schema).begin(
                 session.connection,
                 actor=who,
                 action="broker.add",

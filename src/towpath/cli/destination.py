@@ -11,7 +11,7 @@ from towpath.cli.output import as_json, table
 from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
 from towpath.messages.limits import check_destination
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.destinations import all_destinations, forget_destination, set_destination
 from towpath.store.outbox import OnPoison
 
@@ -106,7 +106,7 @@ def unset(name: Name, reason: Because = "", actor: Actor = None, json: Json = Fa
 
 async def _record(session: Session, actor: str, action: str, reason: str, row: dict[str, Any]) -> None:
     """Who changed what, and why."""
-    await DeadLetters(session.schema).begin_audit(
+    await AuditStore(session.schema).begin(
         session.connection,
         actor=actor,
         action=f"destination.{action}",

@@ -1,10 +1,15 @@
 """`towpath dlq`: dead letters, their causes, and the way back."""
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
+from towpath import deadletters
+from towpath.bulk import Counts
 from towpath.cli import acting
+from towpath.cli.editing import edit
 from towpath.cli.exits import FAILED, Stop
 from towpath.cli.options import (
     Actor,
@@ -16,25 +21,36 @@ from towpath.cli.options import (
     Json,
     Keys,
     Limit,
+    Most,
+    Rate,
     Reasons,
     Since,
     Stages,
+    States,
     Types,
     Until,
     Yes,
     criteria,
+    dead_letter_states,
     reference,
 )
-from towpath.cli.output import as_json, details, table
+from towpath.cli.output import as_json, details, json_list, table
 from towpath.cli.rows import with_readable_body, with_trace_id
-from towpath.cli.session import connected, run_async
-from towpath.deadletters import Catalog
-from towpath.deadletters.criteria import STATES
+from towpath.cli.session import Session, connected, run_async
+from towpath.cli.transfer import export, import_
+from towpath.deadletters import Action, Catalog, Plan, make_plan
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
+from towpath.store.revisions import Revisions
 
 app = typer.Typer(name="dlq", help="Dead letters, their causes, and the way back.", no_args_is_help=True)
 
+app.command()(edit)
+app.command()(export)
+app.command(name="import")(import_)
+
+_PAGE = 2_000
+"""Rows in memory, whatever the limit is."""
 _CAUSES = (
     "consumer_group",
     "stage",
@@ -62,8 +78,18 @@ _COLUMNS = (
 )
 
 All = Annotated[bool, typer.Option("--all", help="Every open dead letter: needed when there is no filter.")]
-Most = Annotated[int | None, typer.Option("--max", min=1, max=2**31 - 1, help="Most dead letters acted on.")]
-Rate = Annotated[float | None, typer.Option(min=0.01, max=1e6, help="Most per second.")]
+_CAUSES_DROPPABLE = ("first_dead_at", "keys", "stage", "last_dead_at", "type", "consumer_group")
+_DROPPABLE = (
+    "replay_count",
+    "death_count",
+    "attempts",
+    "stage",
+    "last_dead_at",
+    "type",
+    "key",
+    "consumer_group",
+)
+"""On narrow terminals, the least telling first."""
 
 
 @app.command()
@@ -82,7 +108,7 @@ def summary(
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
             wanted = criteria(
-                await DeadLetters(session.schema).clock(session.connection),
+                await AuditStore(session.schema).clock(session.connection),
                 groups=group, types=type, reasons=reason_code, stages=stage, since=since, until=until,
             )  # fmt: skip
             return list(
@@ -93,7 +119,7 @@ def summary(
     if json:
         as_json(rows)
     else:
-        table(rows, _CAUSES, empty="no open dead letters")
+        table(rows, _CAUSES, empty="no open dead letters", droppable=_CAUSES_DROPPABLE, cut="error_message")
 
 
 @app.command(name="list")
@@ -107,10 +133,7 @@ def list_(
     id: Ids = None,  # noqa: A002  the option's name
     since: Since = None,
     until: Until = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", "-s", help=f"{', '.join(STATES)} or all; repeatable. Default: open."),
-    ] = None,
+    state: States = None,
     before: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="Only below this id: the next page.")
     ] = None,
@@ -118,24 +141,30 @@ def list_(
     json: Json = False,
 ) -> None:
     """List dead letters, the newest first, without their payloads."""
-    states = _states(state)
+    states = dead_letter_states(state)
 
-    async def read() -> list[dict[str, Any]]:
+    async def read(tell: Callable[[list[dict[str, Any]]], None]) -> None:
         async with connected() as session:
             wanted = criteria(
-                await DeadLetters(session.schema).clock(session.connection),
+                await AuditStore(session.schema).clock(session.connection),
                 groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
                 keys=key, ids=id, since=since, until=until,
             )  # fmt: skip
-            catalog = Catalog(session.connection, session.schema)
-            page = await catalog.page(wanted, states=states, below_id=before, limit=limit)
-            return [with_trace_id(dict(row)) for row in page]
+            catalog, left, below = Catalog(session.connection, session.schema), limit, before
+            while left:
+                page = await catalog.page(wanted, states=states, below_id=below, limit=min(left, _PAGE))
+                tell([with_trace_id(dict(row)) for row in page])
+                if len(page) < _PAGE:
+                    break
+                left, below = left - len(page), page[-1]["id"]
 
-    rows = run_async(read())
     if json:
-        as_json(rows)
+        with json_list() as write:
+            run_async(read(write))
     else:
-        table(rows, _COLUMNS, empty="no dead letters")
+        rows: list[dict[str, Any]] = []
+        run_async(read(rows.extend))
+        table(rows, _COLUMNS, empty="no dead letters", droppable=_DROPPABLE, cut="error_message")
 
 
 @app.command()
@@ -150,7 +179,19 @@ def show(
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
             rows = await Catalog(session.connection, session.schema).one(wanted)
-            return [with_readable_body(with_trace_id(dict(row)), is_shown=payload) for row in rows]
+            ids = [row["id"] for row in rows]
+            revisions = await Revisions(session.schema).of(session.connection, ids, with_bodies=True)
+            return [
+                with_readable_body(with_trace_id(dict(row)), is_shown=payload)
+                | {
+                    "revisions": [
+                        with_readable_body(dict(one), is_shown=payload)
+                        for one in revisions
+                        if one["dead_letter"] == row["id"]
+                    ]
+                }
+                for row in rows
+            ]
 
     rows = run_async(read())
     if not rows:
@@ -161,7 +202,10 @@ def show(
     for position, row in enumerate(rows):
         if position:
             print()
-        details(row, skip=("trace",))
+        details(row, skip=("trace", "revisions"))
+        for revision in row["revisions"]:
+            print()
+            details(revision, skip=("dead_letter",))
 
 
 @app.command()
@@ -194,14 +238,12 @@ def replay(
     """
     request = acting.Request(
         action="replay", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, rate=rate, max_replays=max_repeats or None, every=every,
+        maximum=maximum, rate=rate,
     )  # fmt: skip
-    run_async(
-        acting.act(
-            request,
-            groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-            keys=key, ids=id, since=since, until=until,
-        )
+    _act(
+        request, "replay", every=every, max_replays=max_repeats or None,
+        groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
+        keys=key, ids=id, since=since, until=until,
     )  # fmt: skip
 
 
@@ -218,6 +260,7 @@ def discard(
     until: Until = None,
     every: All = False,
     maximum: Most = None,
+    rate: Rate = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     reason: Because = "",
@@ -227,20 +270,42 @@ def discard(
     """Close dead letters without running them; their rows stay, marked discarded."""
     request = acting.Request(
         action="discard", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, every=every,
+        maximum=maximum, rate=rate,
     )  # fmt: skip
-    run_async(
-        acting.act(
-            request,
-            groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-            keys=key, ids=id, since=since, until=until,
-        )
+    _act(
+        request, "discard", every=every, max_replays=None,
+        groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
+        keys=key, ids=id, since=since, until=until,
     )  # fmt: skip
 
 
-def _states(given: list[str] | None) -> tuple[str, ...]:
-    names = given or ["open"]
-    for name in names:
-        if name not in (*STATES, "all"):
-            raise UsageError(f"there is no state {name[:40]!r}, only {', '.join(STATES)} and all")
-    return () if "all" in names else tuple(names)
+def _act(
+    request: acting.Request, action: Action, *, every: bool, max_replays: int | None, **given: Any
+) -> None:
+    async def plan(session: Session, now: datetime) -> Plan:
+        wanted = criteria(now, **given)
+        if wanted.is_empty and not every:
+            raise UsageError("no filter was given: add one, or --all for every open dead letter")
+        return await make_plan(
+            session.connection, wanted, schema=session.schema, limit=request.maximum,
+            max_replays=max_replays, action=action,
+        )  # fmt: skip
+
+    async def carry_out(
+        session: Session, plan: Plan, actor: str, reason: str, advance: acting.Progress | None
+    ) -> tuple[int, Counts]:
+        return await deadletters.carry_out(
+            session.connection, plan, action, actor=actor, reason=reason, schema=session.schema,
+            rate=request.rate, on_progress=advance,
+        )  # fmt: skip
+
+    kind = acting.Act(
+        done="replayed" if action == "replay" else "discarded",
+        columns=("consumer_group", "stage", "type", "reason_code"),
+        make_plan=plan,
+        carry_out=carry_out,
+        left_out=lambda plan: {
+            "capped": (plan.capped_count, f"replayed {plan.max_replays} times already (--max-repeats)")
+        },
+    )
+    run_async(acting.act(request, kind))

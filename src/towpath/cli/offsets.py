@@ -16,7 +16,7 @@ from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import Session, connected, run_async
 from towpath.cli.topology import admin_of_settings
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.statements import load
 
 _COLUMNS: Final = ("consumer_group", "topic", "partition", "position", "refused", "resume_from", "updated_at")
@@ -97,7 +97,7 @@ async def _noted(session: Session, group: str, topic: str | None) -> list[dict[s
 async def _plan(asked: _Asked) -> list[dict[str, Any]]:
     """The partitions that wait for a word, and where each would go on."""
     async with connected() as session:
-        now = await DeadLetters(session.schema).clock(session.connection)
+        now = await AuditStore(session.schema).clock(session.connection)
         noted = {row["partition"]: row for row in await _noted(session, asked.group, asked.topic)}
     since = None if asked.to in _NAMED else options.instant(asked.to, "--to", now)
     async with admin_of_settings() as admin:
@@ -152,7 +152,7 @@ async def _give(asked: _Asked, plan: list[dict[str, Any]], actor: str, reason: s
             arguments = (asked.group, asked.topic, row["partition"], row["resume_from"])
             if await session.connection.fetchval(sql, *arguments) is not None:
                 given.append(row["partition"])
-        await DeadLetters(session.schema).begin_audit(
+        await AuditStore(session.schema).begin(
             session.connection,
             actor=actor,
             action="offsets",

@@ -12,7 +12,7 @@ import typer
 
 from towpath.backoff import parse_duration
 from towpath.deadletters import Filter
-from towpath.deadletters.criteria import STAGES
+from towpath.deadletters.criteria import STAGES, STATES
 from towpath.errors import UsageError
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -31,6 +31,10 @@ Fingerprints: TypeAlias = Annotated[
 Stages: TypeAlias = Annotated[
     list[str] | None, typer.Option("--stage", help=f"Where it died: {', '.join(STAGES)}; repeatable.")
 ]
+States: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--state", "-s", help=f"{', '.join(STATES)} or all; repeatable. Default: open."),
+]
 Ids: TypeAlias = Annotated[
     list[str] | None, typer.Option("--id", help="Catalog id or message id; repeatable.")
 ]
@@ -42,6 +46,10 @@ Actor: TypeAlias = Annotated[
     str | None, typer.Option(help="Who does it, for the audit table; default: user@host.")
 ]
 Because: TypeAlias = Annotated[str, typer.Option("--reason", help="Why, for the audit table.")]
+Most: TypeAlias = Annotated[
+    int | None, typer.Option("--max", min=1, max=2**31 - 1, help="Most of them acted on.")
+]
+Rate: TypeAlias = Annotated[float | None, typer.Option(min=0.01, max=1e6, help="Most per second.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be done, change nothing.")
@@ -83,6 +91,15 @@ def instant(value: str | None, option: str, now: datetime) -> datetime | None:
     if aware is None:
         raise UsageError(f"{option} has no time zone: append Z or an offset such as +02:00")
     return aware
+
+
+def dead_letter_states(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The states of `--state`; none: any. Raises UsageError."""
+    names = given or ["open"]
+    for name in names:
+        if name not in (*STATES, "all"):
+            raise UsageError(f"there is no state {name[:40]!r}, only {', '.join(STATES)} and all")
+    return () if "all" in names else tuple(names)
 
 
 def reference(value: str, option: str = "the id") -> int | UUID:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+import msgspec
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
@@ -17,7 +19,12 @@ from rich.text import Text
 
 T = TypeVar("T")
 
+_CUT_LEAST: Final = 20
+"""Columns of the terminal that are worth a cut text."""
 _UNPRINTABLE: Final = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def clean(value: str) -> str:
@@ -56,19 +63,61 @@ def age(seconds: float | None) -> str:
     return "".join(parts[:2]) or "0s"
 
 
-def table(rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, empty: str) -> None:
-    """Rows as a table; the terminal's width decides where text wraps. `empty` when there are none."""
+def table(
+    rows: Iterable[Mapping[str, object]],
+    columns: Sequence[str],
+    *,
+    empty: str,
+    droppable: Sequence[str] = (),
+    cut: str | None = None,
+) -> None:
+    """Rows as a table, or `empty`. Where the terminal is too narrow, `droppable` columns go, the first first.
+
+    The column `cut` ends in an ellipsis where it does not fit; others wrap.
+    """
     rows = list(rows)
     if not rows:
         print(clean(empty))
         return
+    terminal = console()
+    shown = {name: [cell(row[name]) for row in rows] for name in columns}
+    least = _fitting(shown, terminal.width, droppable, cut)
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
+    for name in least:
         is_number = all(isinstance(row[name], int | float) for row in rows)
-        grid.add_column(name.replace("_", " "), justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(cell(row[name])) for name in columns))
-    console().print(grid)
+        grid.add_column(
+            _heading(name),
+            justify="right" if is_number else "left",
+            overflow="ellipsis" if name == cut else "fold",
+            no_wrap=name == cut,
+            min_width=least[name] if droppable else None,
+        )
+    for position in range(len(rows)):
+        grid.add_row(*(Text(shown[name][position]) for name in least))
+    terminal.print(grid)
+    if left_out := [_heading(name) for name in columns if name not in least]:
+        print(f"(too narrow for {', '.join(left_out)}: --json has them)", file=sys.stderr)
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _fitting(
+    shown: Mapping[str, Sequence[str]], width: int, droppable: Sequence[str], cut: str | None
+) -> dict[str, int]:
+    """The columns that fit beside a little of the one that is cut, with the least width of each."""
+    least = {
+        name: max(*map(cell_len, _heading(name).split()), *map(cell_len, values))
+        for name, values in shown.items()
+    }
+    if cut is not None:
+        least[cut] = min(least[cut], _CUT_LEAST)
+    for name in droppable:
+        if sum(least.values()) + 2 * (len(least) - 1) <= width:
+            break
+        del least[name]
+    return least
 
 
 def details(row: Mapping[str, object], *, skip: Iterable[str] = ()) -> None:
@@ -80,8 +129,35 @@ def details(row: Mapping[str, object], *, skip: Iterable[str] = ()) -> None:
 
 
 def as_json(value: object) -> None:
-    """One JSON document on stdout, ASCII only; bytes become base64."""
-    sys.stdout.write(json.dumps(value, default=_plain, indent=1, allow_nan=False) + "\n")
+    """One JSON document on stdout, ASCII only; bytes become base64. A list has an element a line."""
+    if isinstance(value, list):
+        with json_list() as write:
+            write(value)
+    else:
+        sys.stdout.write(json.dumps(value, default=_plain, indent=1, allow_nan=False) + "\n")
+
+
+@contextmanager
+def json_list() -> Iterator[Callable[[Iterable[object]], None]]:
+    """The same for a list that comes in parts: call it with each."""
+    before = "[\n "
+
+    def write(items: Iterable[object]) -> None:
+        nonlocal before
+        for item in items:
+            sys.stdout.write(before + _line(item))
+            before = ",\n "
+
+    yield write
+    sys.stdout.write("[]\n" if before[0] == "[" else "\n]\n")
+
+
+def _line(item: object) -> str:
+    """JSON in one line; the quick encoder knows times, ids and bytes, and leaves what is not ASCII."""
+    encoded = _encode(item)
+    if encoded.isascii():
+        return encoded.decode()
+    return json.dumps(item, default=_plain, allow_nan=False)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -9,7 +9,7 @@ from towpath.cli.options import actor_name, instant, text
 from towpath.cli.output import as_json, cell
 from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.rebase import POINTS, Outlook, Point, Rebase
 
 
@@ -49,7 +49,7 @@ async def _point(session: Session, to: str) -> Point:
     for name in POINTS:
         if to == name:
             return name
-    point = instant(to, "--to", await DeadLetters(session.schema).clock(session.connection))
+    point = instant(to, "--to", await AuditStore(session.schema).clock(session.connection))
     if point is None:
         raise UsageError("--to is needed")
     return point

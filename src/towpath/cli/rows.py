@@ -1,6 +1,7 @@
 """Rows of the database, made readable."""
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from towpath.errors import DecodeError
@@ -28,6 +29,33 @@ def with_readable_body(row: dict[str, Any], *, is_shown: bool) -> dict[str, Any]
     except DecodeError:
         row["headers"] = headers
     return row
+
+
+def timeline(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What happened to a task, in order: its history, and what only its own times tell.
+
+    A first try that succeeds leaves no history.
+    """
+    empty = dict.fromkeys(("attempt", "due_at", "reason_code", "error_message", "actor"))
+    lines = [
+        {
+            "at": line["at"],
+            "event": line["event"],
+            "state": line["to_state"],
+            **{name: line[name] for name in empty},
+        }
+        for line in task["history"]
+    ]
+    known = {line["version"] for line in task["history"]}
+    if task["started_at"] is not None:
+        lines.append({"at": task["started_at"], "event": "task.started", "state": "RUNNING", **empty})
+    if task["finished_at"] is not None and task["version"] not in known:
+        ended = {"reason_code": task["reason_code"], "attempt": task["attempt"]}
+        lines.append(
+            {"at": task["finished_at"], "event": "task.ended", "state": task["state"], **empty, **ended}
+        )
+    created = {"at": task["created_at"], "event": "task.created", "state": None, **empty}
+    return [created, *sorted(lines, key=lambda line: line["at"])]
 
 
 def _text(payload: bytes | None) -> tuple[str | None, str | None]:

@@ -6,19 +6,25 @@ from uuid import UUID
 
 import typer
 
-from towpath.cli import options
+from towpath.cli import options, restarting
 from towpath.cli.exits import FAILED, Stop
 from towpath.cli.options import Actor, Because, Groups, Json, Keys, Limit, Types, actor_name, texts
 from towpath.cli.output import as_json, details, table
-from towpath.cli.rows import with_trace_id
+from towpath.cli.rows import timeline, with_trace_id
 from towpath.cli.session import Session, connected, run_async
+from towpath.cli.stuck import stuck
 from towpath.errors import UsageError
 from towpath.states import TaskState
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.doubts import Resolutions
+from towpath.store.lineage import Lineage
 from towpath.store.statements import in_schema, load
 
 app = typer.Typer(name="tasks", help="What consumer groups did and still have to do.", no_args_is_help=True)
+
+app.command()(restarting.retry)
+app.command()(restarting.rerun)
+app.command()(stuck)
 
 _COLUMNS = (
     "id",
@@ -31,17 +37,9 @@ _COLUMNS = (
     "reason_code",
     "updated_at",
 )
-_HISTORY = (
-    "at",
-    "event",
-    "from_state",
-    "to_state",
-    "attempt",
-    "due_at",
-    "reason_code",
-    "error_message",
-    "actor",
-)
+_DROPPABLE = ("attempt", "updated_at", "waiting_for", "type", "key", "reason_code")
+"""On narrow terminals, the least telling first."""
+_TIMELINE = ("at", "event", "state", "attempt", "due_at", "reason_code", "error_message", "actor")
 
 
 _OUTCOMES = {
@@ -86,7 +84,7 @@ def list_(
     if json:
         as_json(rows)
     else:
-        table(rows, _COLUMNS, empty="no tasks")
+        table(rows, _COLUMNS, empty="no tasks", droppable=_DROPPABLE)
 
 
 @app.command()
@@ -95,7 +93,7 @@ def show(
     group: Annotated[str | None, typer.Option("--group", "-g", help="Only in this group.")] = None,
     json: Json = False,
 ) -> None:
-    """Show one task in every group: its row, its history, its trace."""
+    """Show one task in every group: its row, what happened when, what it came of and what came of it."""
     wanted = options.message_id(id)
     only = None if group is None else options.text(group, "--group")
 
@@ -112,10 +110,12 @@ def show(
     for position, row in enumerate(rows):
         if position:
             print()
-        details(row, skip=("history", "trace"))
-        if row["history"]:
+        details(row, skip=("history", "timeline", "effects", "trace"))
+        print()
+        table(row["timeline"], _TIMELINE, empty="", droppable=("due_at", "actor"), cut="error_message")
+        if row["effects"]:
             print()
-            table(row["history"], _HISTORY, empty="")
+            table(row["effects"], ("relation", "id", "type", "to", "at"), empty="")
 
 
 @app.command()
@@ -185,7 +185,7 @@ async def _record(
     session: Session, actor: str, action: str, reason: str, group: str, task_id: UUID, state: str
 ) -> None:
     """Who did what to which task, and why."""
-    await DeadLetters(session.schema).begin_audit(
+    await AuditStore(session.schema).begin(
         session.connection,
         actor=actor,
         action=action,
@@ -200,7 +200,14 @@ async def _tasks(session: Session, message_id: UUID, group: str | None) -> list[
     rows = []
     for row in await session.connection.fetch(sql["show_tasks"], message_id, group):
         history = await session.connection.fetch(sql["task_history"], row["consumer_group"], message_id)
-        rows.append(with_trace_id(dict(row)) | {"history": [with_trace_id(dict(line)) for line in history]})
+        task = with_trace_id(dict(row))
+        lineage = Lineage(session.schema)
+        task["caused_by"] = await lineage.cause(session.connection, task)
+        del task["headers"]
+        task["history"] = [with_trace_id(dict(line)) for line in history]
+        task["timeline"] = timeline(task)
+        task["effects"] = await lineage.effects(session.connection, task)
+        rows.append(task)
     return rows
 
 

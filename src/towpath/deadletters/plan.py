@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+from towpath import bulk
 from towpath.deadletters.criteria import Filter
 from towpath.store.deadletters import Connection, DeadLetters
 from towpath.store.statements import DEFAULT_SCHEMA
 
+Action: TypeAlias = Literal["replay", "discard"]
 Cause: TypeAlias = tuple[str, str, str, str]
 """Group, stage, type and reason code."""
 
@@ -21,7 +23,7 @@ class Plan:
 
     criteria: Filter
     made_at: datetime
-    """By the database clock. What died later is not part of the plan."""
+    """By the database clock: of the plan it continues, if any. What died later is no part of it."""
     max_replays: int | None
     limit: int | None
     causes: Counter[Cause] = field(default_factory=Counter)
@@ -60,15 +62,20 @@ async def make_plan(
     schema: str = DEFAULT_SCHEMA,
     limit: int | None = None,
     max_replays: int | None = None,
+    action: Action = "replay",
 ) -> Plan:
     """Find what is meant. Changes nothing; memory grows by 8 bytes for each dead letter.
+
+    The plan of a request that was interrupted within a day means what had died by then: what was
+    replayed and died again is not replayed twice.
 
     With a `limit` the lanes with the oldest deaths come first, within a lane the least position.
     """
     store = DeadLetters(schema)
-    plan = Plan(criteria, await store.clock(connection), max_replays, limit)
+    until = await bulk.begun(connection, schema, f"dlq.{action}", criteria.as_json())
+    plan = Plan(criteria, until, max_replays, limit)
     count = 0
-    async for row in store.scan(connection, criteria.parameters()):
+    async for row in store.scan(connection, criteria.parameters(), until=until):
         if max_replays is not None and row["replay_count"] >= max_replays:
             plan.capped_count += 1
         elif limit is not None and count >= limit:

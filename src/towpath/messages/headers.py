@@ -32,6 +32,8 @@ KIND: Final = "towpath-kind"
 INSTALLATION: Final = "towpath-installation"
 REPUBLISHED: Final = "towpath-republished"
 """Stored first where an operator sends a message again: the audit row; `ce_time` follows it."""
+CAUSED_BY: Final = "towpath-caused-by"
+"""Of what a handler emits or submits: the message that it handled."""
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 

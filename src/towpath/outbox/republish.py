@@ -19,8 +19,8 @@ from uuid import UUID
 
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import UsageError
+from towpath.store.audit import AuditStore
 from towpath.store.database import store_errors
-from towpath.store.deadletters import DeadLetters
 from towpath.store.republish import Connection, Republishing
 from towpath.store.statements import DEFAULT_SCHEMA
 
@@ -136,7 +136,7 @@ async def carry_out(
     `rate` is messages per second. The connection must be outside any transaction. Raises UsageError while
     another run is at it, StoreUnavailable when the database goes away: make the same plan again.
     """
-    store, audit = Republishing(schema), DeadLetters(schema)
+    store, audit = Republishing(schema), AuditStore(schema)
     size = max(1, min(batch_size, BATCH_LIMIT, int(rate) if rate else BATCH_LIMIT))
     started, sent, progress = time.monotonic(), 0, plan.before
     with store_errors():
@@ -144,7 +144,7 @@ async def carry_out(
             raise UsageError("messages are being sent again by another run: wait for its end")
         audit_id = plan.audit_id
         if audit_id is None:
-            audit_id = await audit.begin_audit(
+            audit_id = await audit.begin(
                 connection,
                 actor=actor,
                 action="outbox.republish",
@@ -163,13 +163,13 @@ async def carry_out(
                 on_progress(progress)
         if plan.limit is None or sent < plan.limit:
             progress.is_complete = True
-            await audit.update_audit(connection, audit_id, json.dumps(asdict(progress)))
+            await audit.update(connection, audit_id, json.dumps(asdict(progress)))
     return audit_id, progress
 
 
 async def _send(
     store: Republishing,
-    audit: DeadLetters,
+    audit: AuditStore,
     connection: Connection,
     rows: Sequence[asyncpg.Record],
     audit_id: int,
@@ -177,10 +177,10 @@ async def _send(
 ) -> Progress:
     """One transaction: rows and bookkeeping."""
     async with connection.transaction():
-        await audit.raise_synchronous_commit(connection)
+        await store.raise_synchronous_commit(connection)
         done = await store.send_again(connection, rows, audit_id)
         now = Progress(progress.done + done, progress.gone + len(rows) - done, rows[-1]["id"])
-        await audit.update_audit(connection, audit_id, json.dumps(asdict(now)))
+        await audit.update(connection, audit_id, json.dumps(asdict(now)))
         crash_point(CrashPoint.REPUBLISHED_BATCH)
     crash_point(CrashPoint.REPUBLISHED_BATCH)
     return now

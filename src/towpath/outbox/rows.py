@@ -1,6 +1,9 @@
 """From a payload to the row that is inserted: every check happens here, before the database is asked."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
@@ -23,7 +26,7 @@ from towpath.messages import (
     spec_of,
 )
 from towpath.messages.codecs import canonical_fields
-from towpath.messages.headers import TRACEPARENT
+from towpath.messages.headers import CAUSED_BY, TRACEPARENT
 from towpath.messages.limits import (
     check_dedupe_key,
     check_destination,
@@ -43,6 +46,19 @@ class Declared:
 
 DECLARED: Final = Declared()
 Key: TypeAlias = str | int | UUID | None
+
+
+_cause: Final[ContextVar[UUID | None]] = ContextVar("towpath_cause", default=None)
+
+
+@contextmanager
+def caused_by(message_id: UUID) -> Iterator[None]:
+    """Whatever is emitted or submitted inside the block says that it comes of this message."""
+    token = _cause.set(message_id)
+    try:
+        yield
+    finally:
+        _cause.reset(token)
 
 
 class OutboxRow(NamedTuple):
@@ -226,6 +242,8 @@ def _row(kind: Kind, payload: object, options: Options, max_payload_bytes: int) 
         raise PayloadTooLarge(type_, len(data), max_payload_bytes)
     if not any(name.lower() == TRACEPARENT for name, _ in headers):
         headers += creation_headers(destination=destination, type_=type_, message_id=message_id)
+    if (cause := _cause.get()) is not None:
+        headers = ((CAUSED_BY, str(cause).encode()), *headers)
     row = OutboxRow(str(message_id), kind, destination, type_, key, content_type, dump_headers(headers), data)
     return row, headers
 

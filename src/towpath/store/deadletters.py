@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from towpath.store.revival import Revival
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
@@ -23,6 +24,7 @@ class Released:
     """One dead letter that went back to work, or was discarded."""
 
     id: int
+    group: str
     message_id: UUID
     type: str | None
     source: str
@@ -34,12 +36,8 @@ class DeadLetters:
     """The catalog of one schema."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._schema = schema
         self._sql = load("operator", schema)
-
-    async def clock(self, connection: Connection) -> datetime:
-        """Now, by the database."""
-        now: datetime = await connection.fetchval(self._sql["clock"])
-        return now
 
     async def find(
         self,
@@ -66,11 +64,13 @@ class DeadLetters:
         rows = await connection.fetch(self._sql["show_dead_letter"], letter_id, message_id)
         return [dict(row) for row in rows]
 
-    async def scan(self, connection: Connection, criteria: Sequence[object]) -> AsyncIterator[Row]:
-        """The open ones in the order in which they have to be released; memory is bounded."""
+    async def scan(
+        self, connection: Connection, criteria: Sequence[object], *, until: datetime
+    ) -> AsyncIterator[Row]:
+        """The open ones that died before `until`, in the order of their release; memory is bounded."""
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             sql = self._sql["plan_dead_letters"]
-            async for row in connection.cursor(sql, *criteria, prefetch=_SCAN_CHUNK):
+            async for row in connection.cursor(sql, *criteria, until, prefetch=_SCAN_CHUNK):
                 yield row
 
     async def replay_tasks(
@@ -91,21 +91,15 @@ class DeadLetters:
         """
         sql = self._sql
         lanes = await connection.fetch(sql["lanes_of_dead_letters"], group, ids)
-        gates = await self._lock_gates(connection, group, lanes)
+        revival = Revival(self._schema, group)
+        gates = await revival.lock_gates(connection, lanes)
         dead = await connection.fetch(sql["lock_dead_tasks"], group, [row["id"] for row in lanes])
         letters = await connection.fetch(sql["lock_open_dead_letters"], ids, group, max_replays)
         movable = {row["id"] for row in dead} & {row["message_id"] for row in letters}
-        heads = await self._settle_heads(connection, group, lanes, gates, movable)
+        heads = await revival.settle_heads(connection, lanes, gates, movable)
         moved = await connection.fetch(sql["revive_tasks"], group, sorted(movable), sorted(heads))
         states = {row["id"]: row["state"] for row in moved}
-        await connection.execute(
-            sql["record_moves"],
-            group,
-            "task.replayed",
-            *([row[name] for row in moved] for name in ("id", "state", "version", "run_no", "due_at")),
-            reason or None,
-            actor,
-        )
+        await revival.record(connection, "task.replayed", moved, actor=actor, reason=reason)
         return await self._close(connection, letters, states, "replayed")
 
     async def replay_unpublished(
@@ -115,7 +109,7 @@ class DeadLetters:
 
         Through the outbox, at its end; but one that others wait for goes before them.
         """
-        await self.raise_synchronous_commit(connection)
+        await connection.execute(self._sql["raise_synchronous_commit"])
         letters = await connection.fetch(self._sql["lock_open_dead_letters"], ids, "", max_replays)
         await connection.execute(self._sql["republish"], [row["id"] for row in letters])
         states = {row["message_id"]: "PENDING" for row in letters}
@@ -135,63 +129,6 @@ class DeadLetters:
         """Make the caller's transaction durable: what it writes into the outbox is published."""
         await connection.execute(self._sql["raise_synchronous_commit"])
 
-    async def begin_audit(
-        self, connection: Connection, *, actor: str, action: str, reason: str, criteria: str, counts: str
-    ) -> int:
-        """Record an action and return its id; `criteria` and `counts` are JSON text."""
-        audit_id: int = await connection.fetchval(
-            self._sql["begin_audit"], actor, action, reason, criteria, counts
-        )
-        return audit_id
-
-    async def update_audit(self, connection: Connection, audit_id: int, counts: str) -> None:
-        """Bring the counts of an action up to date, in the transaction that did the work."""
-        await connection.execute(self._sql["update_audit"], audit_id, counts)
-
-    async def _lock_gates(
-        self, connection: Connection, group: str, lanes: Sequence[Row]
-    ) -> dict[tuple[str, str], Row]:
-        """Lock the gate of every lane, new where there was none; by (source, lane)."""
-        first: dict[tuple[str, str], UUID] = {}
-        for row in lanes:
-            if row["lane"] is not None:
-                first.setdefault((row["source"], row["lane"]), row["id"])
-        if not first:
-            return {}
-        sources, names = zip(*first, strict=True)
-        gates = await connection.fetch(
-            self._sql["lock_replay_gates"], group, sources, names, list(first.values())
-        )
-        return {(gate["source"], gate["lane"]): gate for gate in gates}
-
-    async def _settle_heads(
-        self,
-        connection: Connection,
-        group: str,
-        lanes: Sequence[Row],
-        gates: Mapping[tuple[str, str], Row],
-        movable: set[UUID],
-    ) -> set[UUID]:
-        """Who of the movable waits at once: those without a lane, and the first of each new gate."""
-        heads: set[UUID] = set()
-        firsts: dict[tuple[str, str], UUID] = {}
-        for row in lanes:
-            if row["id"] in movable and row["lane"] is None:
-                heads.add(row["id"])
-            elif row["id"] in movable:
-                firsts.setdefault((row["source"], row["lane"]), row["id"])
-        for (source, lane), gate in gates.items():
-            first = firsts.get((source, lane))
-            if not gate["is_new"]:
-                heads |= {gate["head"]} & movable
-            elif first is None:
-                await connection.execute(self._sql["drop_replay_gate"], group, source, lane)
-            else:
-                heads.add(first)
-                if first != gate["head"]:
-                    await connection.execute(self._sql["move_replay_gate"], group, source, lane, first)
-        return heads
-
     async def _close(
         self, connection: Connection, letters: Sequence[Row], states: Mapping[UUID, str], state: Closed
     ) -> list[Released]:
@@ -202,6 +139,7 @@ class DeadLetters:
         return [
             Released(
                 row["id"],
+                row["consumer_group"],
                 row["message_id"],
                 row["type"],
                 row["source"],

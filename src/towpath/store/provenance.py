@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 
@@ -100,7 +100,7 @@ class ProvenanceStore:
         self, connection: asyncpg.Connection[Any], actor: str, action: str, reason: str, what: object
     ) -> None:
         """Into the audit table."""
-        await DeadLetters(self._schema).begin_audit(
+        await AuditStore(self._schema).begin(
             connection,
             actor=actor,
             action=action,

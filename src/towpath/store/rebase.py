@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 import asyncpg
 
 from towpath.errors import ConfigurationError, UsageError
+from towpath.store.audit import AuditStore
 from towpath.store.database import store_errors
-from towpath.store.deadletters import DeadLetters
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 Named: TypeAlias = Literal["journal", "now", "oldest"]
@@ -91,7 +91,7 @@ class Rebase:
                     await connection.fetch(load("provenance", self._schema)["forget"])
                     await connection.execute(sql["fence"])
                     await connection.execute(sql["begin_journal"], snapshot)
-                    audit_id = await DeadLetters(self._schema).begin_audit(
+                    audit_id = await AuditStore(self._schema).begin(
                         connection,
                         actor=actor,
                         action="outbox.rebase",

@@ -42,6 +42,10 @@ class Republishing:
         now: datetime = await connection.fetchval(self._sql["clock"])
         return now
 
+    async def raise_synchronous_commit(self, connection: Connection) -> None:
+        """Make the caller's transaction durable: what it writes into the outbox is published."""
+        await connection.execute(self._sql["raise_synchronous_commit"])
+
     async def newest(self, connection: Connection, asked: str) -> Run | None:
         """The newest run of a request."""
         row = await connection.fetchrow(self._sql["newest"], asked)

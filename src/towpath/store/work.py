@@ -7,6 +7,7 @@ from uuid import UUID
 
 from towpath.errors import DecodeError
 from towpath.messages import Envelope, Headers, read_envelope
+from towpath.messages.headers import is_reserved
 
 
 @dataclass(slots=True, eq=False)
@@ -88,5 +89,5 @@ def envelope_of(work: Work) -> Envelope:
             content_type=work.content_type or "application/octet-stream",
             kind="task" if work.kind == "task" else "event",
             sequence=work.position,
-            headers=work.headers,
+            headers=tuple(pair for pair in work.headers if not is_reserved(pair[0])),
         )

@@ -93,8 +93,14 @@ def trace_id_of(source: Headers | str | None) -> str | None:
     """The trace id, 32 hex digits, of headers or of a `traceparent`; None if there is no valid one."""
     if source is None:
         return None
-    headers = ((TRACEPARENT, source.encode("utf-8", "replace")),) if isinstance(source, str) else source
-    context = span_context(headers)
+    if isinstance(source, str):
+        parent = source.encode("utf-8", "replace")
+        match = _VERSION_0.fullmatch(parent)
+        if match is not None and match[1].strip(b"0") and match[2].strip(b"0"):
+            found: bytes = match[1]
+            return found.decode()  # as below, at a tenth of the cost
+        source = ((TRACEPARENT, parent),)
+    context = span_context(source)
     return None if context is None else trace.format_trace_id(context.trace_id)
 
 

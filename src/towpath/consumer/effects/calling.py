@@ -13,6 +13,7 @@ from towpath.context import Attempt
 from towpath.errors import DeadlinePassed, HandlerCancelled, HandlerTimeout
 from towpath.handlers import Handler
 from towpath.messages import Message, decode
+from towpath.outbox.rows import caused_by
 from towpath.store.work import Work, envelope_of
 
 
@@ -34,7 +35,8 @@ class Caller:
         innermost: Callable[[], Awaitable[object]] = partial(handler.function, argument, *context, **injected)
         if handler.is_sync:
             innermost = partial(in_thread, innermost, handler.name)
-        return await self.wrapped(handler, work, attempt, innermost)
+        with caused_by(work.id):
+            return await self.wrapped(handler, work, attempt, innermost)
 
     async def wrapped(
         self, handler: Handler, work: Work, attempt: Attempt, innermost: Callable[[], Awaitable[object]]

@@ -79,7 +79,8 @@ update towpath.task t
    set state = case when $4 = 'WAITING' and not $5 then 'PARKED' else $4 end,
        due_at = case when $4 = 'WAITING' and $5 then towpath.clock() end,
        waiting_for = case when $4 = 'WAITING' and $5 then 'retry' end,
-       effect_state = null, effect_step = null, reconcile_at = null, result = $6, reason_code = $7,
+       effect_state = case when $4 = 'SUCCEEDED' then t.effect_state end, effect_step = null, reconcile_at = null,
+       result = $6, reason_code = $7,
        version = t.version + 1, updated_at = towpath.clock(),
        finished_at = case when $4 = 'WAITING' then null else towpath.clock() end
  where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'UNKNOWN' and t.version = $3

@@ -1,9 +1,8 @@
 -- Statements of operators' tools. Lock order in every transaction: key gates, then task rows, then dead letters, each
 -- sorted; the engines keep the same order. Filters: $1 groups, $2 types, $3 reason codes, $4 fingerprints, $5 stages,
--- $6 keys, $7 catalog ids, $8 message ids (each null: any), $9 not before and $10 before (of the last death).
-
--- name: clock
-select towpath.clock()
+-- $6 keys, $7 catalog ids, $8 message ids (each null: any), $9 not before and $10 before (of the last death). Where a
+-- row is found by its id, its state (and group) is compared as `state || ''`: else the index of all that are open, or of
+-- a whole group, may be walked for every batch.
 
 -- name: list_dead_letters
 -- The newest first, below id $12 (null: from the newest); states $11 (null: any). Takes no locks; walks the primary
@@ -42,13 +41,13 @@ select c.*, d.error_message from cause c join towpath.dead_letter d on d.id = c.
  order by c.count desc, c.consumer_group, c.fingerprint
 
 -- name: plan_dead_letters
--- The open ones in the order of their release: lanes by their oldest death, messages of a lane by position. Takes no
--- locks; read through a cursor.
+-- The open ones that died before $11, in the order of their release: lanes by their oldest death, messages of a lane by
+-- position. Takes no locks; read through a cursor.
 select d.id, d.consumer_group, d.stage, d.type, d.reason_code, d.replay_count
   from towpath.dead_letter d
   left join towpath.task t on t.consumer_group = d.consumer_group and t.id = d.message_id
   cross join lateral (select coalesce(t.lane, case d.stage when 'publish' then d.key end) as name) lane
- where d.state = 'open'
+ where d.state = 'open' and d.last_dead_at < $11
    and ($1::text[] is null or d.consumer_group = any($1)) and ($2::text[] is null or d.type = any($2))
    and ($3::text[] is null or d.reason_code = any($3)) and ($4::text[] is null or d.fingerprint = any($4))
    and ($5::text[] is null or d.stage = any($5)) and ($6::text[] is null or d.key = any($6))
@@ -71,7 +70,7 @@ select d.*, t.state as task_state, t.version as task_version
 -- The dead tasks behind dead letters $2 of group $1, before anything is locked.
 select t.id, t.source, t.lane, t.position
   from towpath.dead_letter d join towpath.task t on t.consumer_group = d.consumer_group and t.id = d.message_id
- where d.consumer_group = $1 and d.id = any($2::bigint[]) and d.state = 'open' and t.state = 'DEAD'
+ where d.consumer_group = $1 and d.id = any($2::bigint[]) and d.state || '' = 'open' and t.state || '' = 'DEAD'
  order by t.position nulls first, d.id
 
 -- name: lock_replay_gates
@@ -84,13 +83,13 @@ returning g.source, g.lane, g.head, g.xmax = 0 as is_new
 
 -- name: lock_dead_tasks
 -- Index: primary key.
-select t.id from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state = 'DEAD'
+select t.id from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state || '' = 'DEAD'
  order by t.id for update
 
 -- name: lock_open_dead_letters
 -- Index: primary key.
-select d.id, d.message_id, d.type, d.source, d.trace from towpath.dead_letter d
- where d.id = any($1::bigint[]) and d.state = 'open' and d.consumer_group = $2
+select d.id, d.consumer_group, d.message_id, d.type, d.source, d.trace from towpath.dead_letter d
+ where d.id = any($1::bigint[]) and d.state || '' = 'open' and d.consumer_group || '' = $2
    and ($3::integer is null or d.replay_count < $3)
  order by d.id for update
 
@@ -104,7 +103,8 @@ delete from towpath.key_gate where consumer_group = $1 and source = $2 and lane 
 
 -- name: revive_tasks
 -- DEAD to WAITING, due now, or PARKED unless among the heads $3. A new life: attempts and age begin again, and a
--- deadline that has passed no longer counts. What the row does not hold comes from its dead letter. Both are locked
+-- deadline that has passed no longer counts. Body and headers are those of the newest revision; else what the row does
+-- not hold comes from its dead letter. Both are locked
 -- and known to be dead and open (asked again here, the partial index of open ones is walked for every row); indexes:
 -- primary key and the unique key of dead_letter.
 update towpath.task t
@@ -114,21 +114,30 @@ update towpath.task t
        attempt = 0, deliveries = 0, started_at = null, finished_at = null, held_by = 'database',
        worker = null, token = null, effect_state = null, cancel_requested = false,
        deadline_at = case when t.deadline_at > towpath.clock() then t.deadline_at end,
-       payload = coalesce(t.payload, d.payload), content_type = coalesce(t.content_type, d.content_type),
-       headers = coalesce(t.headers, d.headers), trace = coalesce(t.trace, d.trace),
+       payload = case when r.revision is not null then r.payload else coalesce(t.payload, d.payload) end,
+       content_type = coalesce(r.content_type, t.content_type, d.content_type),
+       headers = coalesce(r.headers, t.headers, d.headers), trace = coalesce(t.trace, d.trace),
        key = coalesce(t.key, d.key), position = coalesce(t.position, d.position),
        version = t.version + 1, updated_at = towpath.clock()
   from towpath.dead_letter d
- where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state = 'DEAD'
+  left join lateral (select * from towpath.dead_letter_revision r where r.dead_letter = d.id
+                      order by r.revision desc limit 1) r on true
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.state || '' = 'DEAD'
    and d.consumer_group = t.consumer_group and d.message_id = t.id
-returning t.id, t.state, t.version, t.run_no, t.due_at
+returning t.id, 'DEAD' as from_state, t.state, t.version, t.attempt, t.run_no, t.due_at
 
 -- name: republish
 -- Refused messages go back under their own id, in the order of their first try. One that holds a publish gate closed
 -- keeps its place too: it is put before what waits behind the gate, which opens; there are several where it was sent
 -- to several destinations. The others are written into the outbox again. Indexes: primary key, publish_gate_head.
 with letter as materialized (
-  select d.* from towpath.dead_letter d where d.id = any($1::bigint[]) and d.state = 'open'
+  select d.id, d.message_id, d.kind, d.type, d.source, d.key, d.position, d.first_dead_at,
+         case when r.revision is null then d.payload else r.payload end as payload,
+         coalesce(r.content_type, d.content_type) as content_type, coalesce(r.headers, d.headers) as headers
+    from towpath.dead_letter d
+    left join lateral (select * from towpath.dead_letter_revision r where r.dead_letter = d.id
+                        order by r.revision desc limit 1) r on true
+   where d.id = any($1::bigint[]) and d.state || '' = 'open'
 ), opened as (
   update towpath.publish_gate g set released_at = towpath.clock()
     from letter d
@@ -151,34 +160,26 @@ select towpath.shard(d.source, d.key, d.message_id), d.message_id, coalesce(d.ki
 -- What waits for dead letters $1 goes on without them. Indexes: primary key, publish_gate_head.
 update towpath.publish_gate g set released_at = towpath.clock()
   from towpath.dead_letter d
- where d.id = any($1::bigint[]) and d.consumer_group = '' and d.state = 'open' and g.message_id = d.message_id
+ where d.id = any($1::bigint[]) and d.consumer_group || '' = '' and d.state || '' = 'open' and g.message_id = d.message_id
    and g.released_at is null
 
 -- name: close_dead_letters
 -- open to $2, where it is still open. Index: primary key.
 update towpath.dead_letter d
    set state = $2, closed_at = towpath.clock(), replay_count = d.replay_count + case $2 when 'replayed' then 1 else 0 end
- where d.id = any($1::bigint[]) and d.state = 'open'
+ where d.id = any($1::bigint[]) and d.state || '' = 'open'
 returning d.id
 
 -- name: record_moves
 -- One line of history for each task moved.
 insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no, due_at,
                                 error_message, actor)
-select $1, x.id, $2, 'DEAD', x.to_state, x.version, 0, x.run_no, x.due_at, $8, $9
-  from unnest($3::uuid[], $4::text[], $5::integer[], $6::integer[], $7::timestamptz[])
-       x(id, to_state, version, run_no, due_at)
+select $1, x.id, $2, x.from_state, x.to_state, x.version, x.attempt, x.run_no, x.due_at, $10, $11
+  from unnest($3::uuid[], $4::text[], $5::text[], $6::integer[], $7::integer[], $8::integer[], $9::timestamptz[])
+       x(id, from_state, to_state, version, attempt, run_no, due_at)
 
 -- name: raise_synchronous_commit
 select towpath.raise_synchronous_commit()
-
--- name: begin_audit
-insert into towpath.audit (actor, action, reason, filter, counts) values ($1, $2, $3, $4::text::json, $5::text::json)
-returning id, at
-
--- name: update_audit
--- Index: primary key.
-update towpath.audit set counts = $2::text::json where id = $1
 
 -- name: list_tasks
 -- The newest first: ids grow with time. $1 groups, $2 states, $3 types, $4 keys, $5 owners (each null: any), below id
@@ -210,7 +211,7 @@ select t.consumer_group, t.id, t.type, t.kind, t.source, t.key, t.lane, t.positi
        t.reason_code, t.error_class, t.error_message, t.fingerprint, t.due_at, t.deadline_at, t.created_at,
        t.updated_at, t.started_at, t.finished_at, t.trace, t.progress::text as progress, t.result_ref,
        octet_length(t.payload) as payload_bytes, octet_length(t.result) as result_bytes, t.content_type,
-       d.id as dead_letter_id, d.state as dead_letter_state
+       d.id as dead_letter_id, d.state as dead_letter_state, coalesce(t.headers, d.headers)::text as headers
   from towpath.task t
   left join towpath.dead_letter d on d.consumer_group = t.consumer_group and d.message_id = t.id
  where t.id = $1 and ($2::text is null or t.consumer_group = $2)

@@ -7,6 +7,9 @@ select pg_try_advisory_lock(hashtext('towpath.republish'))
 -- name: clock
 select towpath.clock()
 
+-- name: raise_synchronous_commit
+select towpath.raise_synchronous_commit()
+
 -- name: newest
 -- The newest run with the same request $1. Walks the audit table backwards.
 select a.id, a.filter::text as filter, a.counts::text as counts from towpath.audit a

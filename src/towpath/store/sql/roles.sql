@@ -85,7 +85,9 @@ grant select on all tables in schema towpath to towpath_operator;
 grant update on towpath.task, towpath.dead_letter, towpath.publish_gate to towpath_operator;
 grant insert on towpath.parked_message to towpath_operator;
 grant insert, update, delete on towpath.key_gate to towpath_operator;
-grant insert on towpath.task_event to towpath_operator;
+grant insert on towpath.task_event, towpath.dead_letter_revision to towpath_operator;
+-- Dead letters that were exported and are missing.
+grant insert on towpath.task, towpath.dead_letter to towpath_operator;
 grant insert, update on towpath.audit, towpath.group_offset, towpath.consumer_group to towpath_operator;
 grant insert, update, delete on towpath.destination to towpath_operator;
 grant update (cluster, home) on towpath.broker to towpath_operator;

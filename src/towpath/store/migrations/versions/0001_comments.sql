@@ -159,7 +159,7 @@ comment on column towpath.task.reconcile_count is 'How often that was asked.';
 comment on column towpath.task.cancel_requested is 'A person or caller asked the running handler to stop.';
 comment on column towpath.task.deadline_at is 'Expires when it has not ended by then.';
 comment on column towpath.task.due_at is 'When a WAITING task is started.';
-comment on column towpath.task.waiting_for is 'Why it waits: retry, snooze, delay, replay, promoted, lost.';
+comment on column towpath.task.waiting_for is 'Why it waits: retry, snooze, delay, replay, rerun, promoted, lost.';
 comment on column towpath.task.payload is 'The body; null while only the broker holds it.';
 comment on column towpath.task.content_type is 'Media type of the payload.';
 comment on column towpath.task.headers is 'Headers, encoded as in outbox.';
@@ -241,6 +241,17 @@ comment on column towpath.dead_letter.copy_error is 'Why the copy for the dead-l
 comment on column towpath.dead_letter.first_dead_at is 'When it died first.';
 comment on column towpath.dead_letter.last_dead_at is 'When it died last.';
 comment on column towpath.dead_letter.closed_at is 'When it was replayed or discarded.';
+
+comment on table towpath.dead_letter_revision is 'Bodies and headers as operators corrected them; a replay sends the newest, the dead letter keeps the original.';
+comment on column towpath.dead_letter_revision.dead_letter is 'The dead letter.';
+comment on column towpath.dead_letter_revision.revision is 'Counts from 1 for each dead letter.';
+comment on column towpath.dead_letter_revision.at is 'When, by the database clock.';
+comment on column towpath.dead_letter_revision.actor is 'Who.';
+comment on column towpath.dead_letter_revision.reason is 'Why, in the words of the operator.';
+comment on column towpath.dead_letter_revision.payload is 'The whole body.';
+comment on column towpath.dead_letter_revision.content_type is 'Its content type.';
+comment on column towpath.dead_letter_revision.headers is 'All headers, as in the dead letter.';
+comment on column towpath.dead_letter_revision.is_validated is 'Whether the body was read as its type, and not forced.';
 
 comment on table towpath.audit is 'What operators did, one row per action.';
 comment on column towpath.audit.id is 'Order of writing.';

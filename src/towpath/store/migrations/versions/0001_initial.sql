@@ -378,6 +378,20 @@ create table towpath.dead_letter (
 );
 create index dead_letter_open on towpath.dead_letter (consumer_group, id) where state = 'open';
 
+-- Bodies and headers as operators corrected them; the dead letter itself keeps the original.
+create table towpath.dead_letter_revision (
+  dead_letter  bigint not null references towpath.dead_letter,
+  revision     integer not null,
+  at           timestamptz not null default towpath.clock(),
+  actor        text not null,
+  reason       text not null,
+  payload      bytea,
+  content_type text,
+  headers      json not null,
+  is_validated boolean not null,
+  primary key (dead_letter, revision)
+);
+
 create table towpath.audit (
   id     bigint generated always as identity primary key,
   at     timestamptz not null default towpath.clock(),
