@@ -61,10 +61,8 @@ def _include_generated(_: Sphinx, _page: str, source: list[str]) -> None:
     source[0] = generated.filled(source[0])
 
 
-def _from_markdown(_: Sphinx, _what: str, _name: str, thing: Any, _options: Any, lines: list[str]) -> None:
+def _from_markdown(_: Sphinx, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
     """Docstrings have Markdown's fences, and name errors as plain words."""
-    if inspect.isclass(thing) and not thing.__dict__.get("__doc__"):
-        lines.clear()
 
     def block(match: re.Match[str]) -> str:
         body = "\n".join(f"    {line}" for line in match[3].splitlines())

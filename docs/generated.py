@@ -27,9 +27,6 @@ def filled(source: str) -> str:
     return _MARKER.sub(lambda match: PARTS[match[1]](), source)
 
 
-# The command line
-
-
 def commands(command: Any = None, path: str = "towpath") -> Iterator[tuple[str, Any]]:
     """Every command with its path, groups before what they hold."""
     command = get_command(app) if command is None else command
@@ -94,9 +91,6 @@ def _default(parameter: Any) -> str:
 def _variables(parameter: Any) -> str:
     given = parameter.envvar or ()
     return ", ".join(f"`{name}`" for name in ([given] if isinstance(given, str) else given))
-
-
-# Errors
 
 
 def error_classes(

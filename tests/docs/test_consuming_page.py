@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.docs.pages import REPOSITORY, blocks, commands
 from towpath import App
 from towpath.consumer.breakers import KEYS_TO_OPEN, STORM_WINDOW
@@ -30,6 +32,7 @@ def test_the_page_declares_a_group_without_problems() -> None:
     assert {"order.placed", "invoice.created", "charge.requested", "page.viewed"} == set(app.handlers)
 
 
+@pytest.mark.timeout(300)
 def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> None:
     package = tmp_path / "billing"
     package.mkdir()
@@ -39,7 +42,7 @@ def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> No
     (block,) = [each for each in blocks(PAGE) if each.language == "console" and each.excuse is None]
     ((line, shown),) = commands(block.text)
     command = [sys.executable, "-m", "towpath.cli", *shlex.split(line)[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (0, shown) == (done.returncode, done.stdout), done.stderr
 
 
