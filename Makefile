@@ -81,7 +81,7 @@ nightly: services
 		$(BIN)/python -m pytest tests/property/test_work_protocol.py
 
 faults: services
-	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 4,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 3,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
 
 planted: services
 	$(BIN)/python -m tests.faults.planted

@@ -47,10 +47,18 @@ def jobs(runs: int, seed: int, brokers: Sequence[BrokerName], faults: Sequence[s
     while len(found) < runs and singles:
         rng.shuffle(singles)
         for broker, struck in singles:
-            others = [other for at, other in singles if at == broker and other != struck]
+            others = [other for at, other in singles if at == broker and _may_overlap(struck, other)]
             second = rng.choice(others) if has_pairs and others and rng.random() < _PAIRS else ()
             found.append((seed + len(found), broker, (*struck, *second)))
     return found[:runs]
+
+
+def _may_overlap(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether they act on different things."""
+    mine, theirs = (
+        frozenset[str]().union(*(FAULTS[name]().acts_on for name in names)) for names in (some, others)
+    )
+    return mine.isdisjoint(theirs)
 
 
 def main() -> int:

@@ -21,6 +21,8 @@ class Fault:
     """These go through a proxy in this run."""
     touches: tuple[str, ...] = EVERYONE
     """Processes that it may hold up or end."""
+    acts_on: frozenset[str] = frozenset()
+    """Processes, servers and proxies; two faults of a run share none."""
     least_seconds: float = 0.0
     is_missed: bool = False
     """It did not come about: the verdict says nothing about it."""

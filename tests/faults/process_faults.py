@@ -18,6 +18,7 @@ class Killed(Fault):
 
     def __init__(self, *names: str) -> None:
         self.touches = names
+        self.acts_on = frozenset(names)
 
     async def begin(self, world: FaultWorld) -> None:
         for name in self.touches:
@@ -45,6 +46,7 @@ class Frozen(Fault):
 
     def __init__(self, *names: str) -> None:
         self.touches = names
+        self.acts_on = frozenset(names)
 
     async def begin(self, world: FaultWorld) -> None:
         for name in self.touches:
@@ -69,6 +71,7 @@ class Crashed(Fault):
         self._point = point
         self._away: tuple[str, ...] = ()
         self.touches = (self._name, *OF_ROLE[role])
+        self.acts_on = frozenset(self.touches)
 
     async def begin(self, world: FaultWorld) -> None:
         world.start(self._name, **{ENVIRONMENT_VARIABLE: str(self._point)})
@@ -97,6 +100,7 @@ class Limited(Fault):
 
     def __init__(self, role: Role, limit: int, to: Callable[[int], int]) -> None:
         self.touches = (f"{role}-0",)
+        self.acts_on = frozenset(self.touches)
         self._limit = limit
         self._to = to
         self._before: tuple[int, int] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)

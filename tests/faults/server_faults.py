@@ -21,6 +21,7 @@ class Broken(Fault):
     def __init__(self, role: Role, server: Literal["postgres", "broker"], how: How) -> None:
         self.links = frozenset({(role, server)})
         self.touches = OF_ROLE[role]
+        self.acts_on = frozenset({f"{server} proxy"})
         self._server = server
         self._how = how
 
@@ -48,12 +49,16 @@ class Broken(Fault):
 class PostgresRestarted(Fault):
     """As after a crash: recovery from the log."""
 
+    acts_on = frozenset({"postgres"})
+
     async def begin(self, world: FaultWorld) -> None:
         await asyncio.to_thread(world.servers.postgres.restart, immediate=True)
 
 
 class PostgresKilled(Fault):
     """SIGKILL with all its processes; away for a while."""
+
+    acts_on = frozenset({"postgres"})
 
     async def begin(self, world: FaultWorld) -> None:
         await asyncio.to_thread(world.servers.postgres.kill)
@@ -64,6 +69,8 @@ class PostgresKilled(Fault):
 
 class BackendsTerminated(Fault):
     """Again and again, all of this database."""
+
+    acts_on = frozenset({"postgres"})
 
     async def begin(self, world: FaultWorld) -> None:
         for _ in range(5):
@@ -77,6 +84,7 @@ class BackendsTerminated(Fault):
 class HorizonHeld(Fault):
     """A transaction with a snapshot and an id stays open: nothing can be vacuumed, and the cut has a hole."""
 
+    acts_on = frozenset({"postgres"})
     least_seconds = 10.0
 
     def __init__(self) -> None:
@@ -94,6 +102,8 @@ class HorizonHeld(Fault):
 
 class ConnectionsExhausted(Fault):
     """Every connection of the server is taken, and those of the processes are ended."""
+
+    acts_on = frozenset({"postgres"})
 
     def __init__(self) -> None:
         self._taken: list[asyncpg.Connection[Any]] = []
@@ -119,6 +129,7 @@ class ServerFrozen(Fault):
 
     def __init__(self, server: Literal["postgres", "broker"]) -> None:
         self._server = server
+        self.acts_on = frozenset({server})
 
     async def begin(self, world: FaultWorld) -> None:
         getattr(world.servers, self._server).suspend()
@@ -130,6 +141,7 @@ class ServerFrozen(Fault):
 class BrokerKilled(Fault):
     """SIGKILL; it comes back with its data."""
 
+    acts_on = frozenset({"broker"})
     touches = (*RELAYS, *MEMBERS)
 
     async def begin(self, world: FaultWorld) -> None:
@@ -145,6 +157,7 @@ class BrokerKilled(Fault):
 class BrokerRestarted(Fault):
     """In order."""
 
+    acts_on = frozenset({"broker"})
     touches = (*RELAYS, *MEMBERS)
 
     async def begin(self, world: FaultWorld) -> None:
@@ -157,6 +170,7 @@ class BrokerRestarted(Fault):
 class Controlled(Fault):
     """What RabbitMQ's own command does."""
 
+    acts_on = frozenset({"broker"})
     brokers = frozenset({"rabbitmq"})
     touches = (*RELAYS, *MEMBERS)
 
@@ -178,6 +192,7 @@ class Controlled(Fault):
 class PartitionsAdded(Fault):
     """To the topic that everything is in."""
 
+    acts_on = frozenset({"broker"})
     brokers = frozenset({"kafka"})
     touches = (*RELAYS, *MEMBERS)
 

@@ -44,4 +44,11 @@ def test_runs_strike_with_every_fault_on_every_broker_that_it_applies_to() -> No
     assert {(broker, faults[0]) for _, broker, faults in chosen} == {
         (broker, name) for name, make in FAULTS.items() for broker in make().brokers
     }
-    assert any(len(faults) == 2 for _, _, faults in chosen)
+    pairs = [[FAULTS[name]().acts_on for name in faults] for _, _, faults in chosen if len(faults) == 2]
+    assert pairs
+    assert all(first.isdisjoint(second) for first, second in pairs)
+
+
+def test_every_fault_says_what_it_acts_on() -> None:
+    """Else it could meet itself in a pair."""
+    assert all(make().acts_on for make in FAULTS.values())
