@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, get_args
 
 from tests.faults.fault import OF_ROLE, Fault
-from tests.faults.process_faults import Crashed, Frozen, Killed, Limited, Terminated, size_of
+from tests.faults.process_faults import Crashed, Frozen, FrozenAt, Killed, Limited, Terminated, size_of
 from tests.faults.server_faults import (
     BackendsTerminated,
     Broken,
@@ -37,6 +37,13 @@ def _table() -> dict[str, Callable[[], Fault]]:
         table[f"{role}_without_memory"] = partial(Limited, role, resource.RLIMIT_AS, size_of)
     for role, point in _CRASH_POINTS:
         table[f"{role}_dies_{point}"] = partial(Crashed, role, point)
+    for point in (
+        CrashPoint.RECEIVED_BEFORE_CLAIM,
+        CrashPoint.CLAIMED_BEFORE_HANDLE,
+        CrashPoint.MARKED_BEFORE_EFFECT,
+        CrashPoint.HANDLED_BEFORE_SETTLE,
+    ):
+        table[f"member_freezes_{point}"] = partial(FrozenAt, point)
     table |= {
         "postgres_restarted": PostgresRestarted,
         "postgres_killed": PostgresKilled,

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from tests.faults import defects
+from tests.faults import defects, freezing
 from tests.faults.ledger import Lapsed, Ledger, now
 from tests.faults.messages import Kind, declare
 from towpath.app import App
@@ -40,6 +40,7 @@ _LINGER_SECONDS: Final = 1.5
 _DONE: Final = text("insert into done (id, kind, at) values (:id, :kind, :at)")
 
 defects.plant()
+freezing.arm()
 ledger = Ledger.of_this_process()
 
 

@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.planted", description=__doc__)
     parser.add_argument("defects", nargs="*", metavar="DEFECT", help="default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="most seeds for each")
-    parser.add_argument("--broker", choices=("kafka", "rabbitmq"), default="rabbitmq")
+    parser.add_argument("--broker", choices=("kafka", "rabbitmq"), default="kafka")
     options = parser.parse_args()
     if unknown := sorted(set(options.defects) - DEFECTS.keys()):
         parser.error(f"there is no defect {', '.join(unknown)}; there are: {', '.join(DEFECTS)}")

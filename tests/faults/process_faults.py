@@ -1,16 +1,19 @@
 """Faults of our own processes: how they are ended, frozen, and starved."""
 
+import asyncio
 import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tests.faults import freezing
 from tests.faults.fault import LEASE_SECONDS, LIVE_WORKERS, OF_ROLE, Fault
-from tests.faults.world import MEMBERS, FaultWorld, Role
+from tests.faults.world import MEMBERS, RELAYS, FaultWorld, Role
 from towpath.crashpoints import ENVIRONMENT_VARIABLE, CrashPoint
 
 _PATIENCE_SECONDS: Final = 30.0
 """For a process to come by its crash point."""
+_AWAKE_SECONDS: Final = 3.0
 
 
 class Killed(Fault):
@@ -60,7 +63,7 @@ class Frozen(Fault):
 class Crashed(Fault):
     """One more process, which dies at a named point.
 
-    Where RabbitMQ gives a queue to one member, the others make way for it.
+    Other relays make way for it, and other members where RabbitMQ gives a queue to one.
     """
 
     least_seconds = 10.0
@@ -79,6 +82,8 @@ class Crashed(Fault):
         if self._role == "member" and world.servers.broker_name == "rabbitmq":
             await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
             self._away = MEMBERS
+        elif self._role == "relay":
+            self._away = RELAYS
         for name in self._away:
             await world.patiently(name)
 
@@ -90,6 +95,40 @@ class Crashed(Fault):
             world.kill(self._name)
         for name in self._away:
             world.start(name)
+
+
+class FrozenAt(Fault):
+    """One more member freezes at a named point for longer than its lease, goes on there, and ends in order.
+
+    On Kafka: RabbitMQ needs half a minute to miss a consumer.
+    """
+
+    brokers = frozenset({"kafka"})
+    least_seconds = LEASE_SECONDS + 12.0  # others have to take its work over, too
+
+    def __init__(self, point: CrashPoint) -> None:
+        self._name = f"member-frozen-{point.value.replace('_', '-')}"
+        self._point = point
+        self.touches = (self._name,)
+        self.acts_on = frozenset(self.touches)
+
+    async def begin(self, world: FaultWorld) -> None:
+        world.start(self._name, **{freezing.ENVIRONMENT_VARIABLE: self._point})
+
+        async def is_frozen() -> bool:
+            status = Path(f"/proc/{world.pids[self._name]}/stat").read_text()
+            return status.rpartition(")")[2].split()[0] == "T"
+
+        try:
+            await world.until(f"{self._name} is frozen", is_frozen, seconds=_PATIENCE_SECONDS)
+        except AssertionError:  # it did not come by there
+            self.is_missed = True
+
+    async def end(self, world: FaultWorld) -> None:
+        world.resume(self._name)
+        await asyncio.sleep(_AWAKE_SECONDS)
+        if (code := await world.patiently(self._name)) != 0:
+            raise AssertionError(f"{self._name} ended with {code} after SIGTERM")
 
 
 class Limited(Fault):

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-import asyncpg
-
 from tests.acceptance.world import TOWPATH, world_of
 from tests.faults.case import Case
 from tests.faults.checker import Breach, check
@@ -22,7 +20,7 @@ from tests.faults.fault import LIVE_WORKERS, Fault
 from tests.faults.faults import FAULTS
 from tests.faults.ledger import Struck, calm, cure, now, read
 from tests.faults.plan import Plan, Strike
-from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, SCHEMA, FaultWorld, Servers
+from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, SCHEMA, UNREACHABLE, FaultWorld, Servers
 from towpath.states import FINAL
 from towpath.testing.services import create_database, drop_database
 
@@ -31,7 +29,6 @@ PATIENCE_SECONDS: Final = 150.0
 _REST_SECONDS: Final = 30.0
 _REPLAY_SECONDS: Final = 5.0
 _DESCRIPTORS_MORE: Final = 30
-_UNREACHABLE: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _OPEN: Final = (
     "select message_id from towpath.dead_letter"
     " where consumer_group = $1 and state = 'open' and stage = 'handle'"
@@ -187,7 +184,7 @@ class _Run:
         """Also while faults strike, if the database answers."""
         while True:
             await asyncio.sleep(_REPLAY_SECONDS)
-            with suppress(*_UNREACHABLE):
+            with suppress(*UNREACHABLE):
                 await self._replay()
 
     async def _replay(self) -> None:

@@ -40,6 +40,8 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "TOWPATH_TELEMETRY__LOG_LEVEL": "INFO",
 }
 _CONNECT_SECONDS: Final = 60.0
+UNREACHABLE: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""What a database raises that is struck."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,20 @@ class FaultWorld(World):
         del self._expected[name]
         await self._exited(name)
 
+    async def until_counted(
+        self, expected: int, query: str, *arguments: object, seconds: float = 60, every: float = 0.1
+    ) -> None:
+        """Poll until a counting query returns at least this, also where the database is struck meanwhile."""
+
+        async def is_reached() -> bool:
+            try:
+                return bool(await self.db.fetchval(query, *arguments) >= expected)
+            except UNREACHABLE:
+                await self.reopen()
+                return False
+
+        await self.until(f"{expected} of: {query}", is_reached, seconds=seconds, every=every)
+
     async def reopen(self) -> None:
         """A control connection that no fault has touched."""
         self.db.terminate()
@@ -162,7 +178,7 @@ class FaultWorld(World):
         while True:
             try:
                 self.db = await asyncpg.connect(self.database_url, timeout=10, command_timeout=60)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except UNREACHABLE:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(0.3)

@@ -1,0 +1,29 @@
+"""A process that freezes itself at a named crash point instead of dying there: `TOWPATH_TEST_FREEZE_AT`."""
+
+import os
+import signal
+import sys
+from typing import Final
+
+from towpath import crashpoints
+from towpath.crashpoints import CrashPoint
+
+ENVIRONMENT_VARIABLE: Final = "TOWPATH_TEST_FREEZE_AT"
+
+
+def arm() -> None:
+    """SIGSTOP at the first pass, in every module that is loaded by now; SIGCONT lets it go on."""
+    name = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not name:
+        return
+    armed, original = {CrashPoint(name)}, crashpoints.crash_point
+
+    def freeze(point: CrashPoint) -> None:
+        if point in armed:
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        original(point)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "crash_point", None) is original:
+            module.crash_point = freeze  # type: ignore[attr-defined]
