@@ -100,7 +100,7 @@ class Crashed(Fault):
 class FrozenAt(Fault):
     """One more member freezes at a named point for longer than its lease, goes on there, and ends in order.
 
-    On Kafka: RabbitMQ needs half a minute to miss a consumer.
+    Others make way until then. On Kafka: RabbitMQ needs half a minute to miss a consumer.
     """
 
     brokers = frozenset({"kafka"})
@@ -109,11 +109,15 @@ class FrozenAt(Fault):
     def __init__(self, point: CrashPoint) -> None:
         self._name = f"member-frozen-{point.value.replace('_', '-')}"
         self._point = point
-        self.touches = (self._name,)
+        self.touches = (self._name, *MEMBERS)
         self.acts_on = frozenset(self.touches)
 
     async def begin(self, world: FaultWorld) -> None:
         world.start(self._name, **{freezing.ENVIRONMENT_VARIABLE: self._point})
+
+        await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
+        for name in MEMBERS:
+            await world.patiently(name)
 
         async def is_frozen() -> bool:
             status = Path(f"/proc/{world.pids[self._name]}/stat").read_text()
@@ -123,6 +127,8 @@ class FrozenAt(Fault):
             await world.until(f"{self._name} is frozen", is_frozen, seconds=_PATIENCE_SECONDS)
         except AssertionError:  # it did not come by there
             self.is_missed = True
+        for name in MEMBERS:
+            world.start(name)
 
     async def end(self, world: FaultWorld) -> None:
         world.resume(self._name)

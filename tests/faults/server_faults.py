@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import asyncpg
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
@@ -11,6 +11,11 @@ from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.world import MEMBERS, RELAYS, FaultWorld, Role
 from towpath.testing.proxy import Direction
 from towpath.testing.services import KafkaServer, RabbitServer
+
+_TERMINATE: Final = (
+    "select pg_terminate_backend(pid) from pg_stat_activity"
+    " where datname = current_database() and pid <> pg_backend_pid()"
+)
 
 How: TypeAlias = Literal["cut", "hung", "half_open", "slow", "reset"]
 
@@ -74,10 +79,7 @@ class BackendsTerminated(Fault):
 
     async def begin(self, world: FaultWorld) -> None:
         for _ in range(5):
-            await world.db.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and pid <> pg_backend_pid()"
-            )
+            await world.execute(_TERMINATE)
             await asyncio.sleep(0.5)
 
 
@@ -109,10 +111,7 @@ class ConnectionsExhausted(Fault):
         self._taken: list[asyncpg.Connection[Any]] = []
 
     async def begin(self, world: FaultWorld) -> None:
-        await world.db.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity"
-            " where datname = current_database() and pid <> pg_backend_pid()"
-        )
+        await world.execute(_TERMINATE)
         while True:
             try:
                 self._taken.append(await asyncpg.connect(world.database_url, timeout=30))

@@ -157,6 +157,14 @@ class FaultWorld(World):
         del self._expected[name]
         await self._exited(name)
 
+    async def execute(self, statement: str) -> None:
+        """On a connection of its own: replays use the other one at any time."""
+        connection = await asyncpg.connect(self.database_url, timeout=30, command_timeout=60)
+        try:
+            await connection.execute(statement)
+        finally:
+            connection.terminate()
+
     async def until_counted(
         self, expected: int, query: str, *arguments: object, seconds: float = 60, every: float = 0.1
     ) -> None:
