@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from towpath.consumer.effects import once
 from towpath.consumer.effects.executions import Failed
 from towpath.consumer.pump import Pump
 from towpath.context import Call, HandlerSession
-from towpath.errors import LeaseLost
 from towpath.outbox import buffer, emit
 from towpath.relay.publish import Sender
 from towpath.settings import load
@@ -33,7 +31,6 @@ from towpath.store.claims import ClaimStore
 from towpath.store.deaths import DeathStore
 from towpath.store.outbox import OutboxReader
 from towpath.store.snapshot import Snapshot
-from towpath.store.workers import WorkerStore
 
 ENVIRONMENT_VARIABLE: Final = "TOWPATH_TEST_DEFECT"
 
@@ -83,19 +80,6 @@ def _runs_finished_work_again() -> None:
         return await claim(self, connection, works, token, takes_over)
 
     ClaimStore._claim_events = forget_and_claim  # type: ignore[method-assign]
-
-
-def _skips_fencing() -> None:
-    _rewrite(
-        "work", "settle_one", "and t.token = $3 and t.state || '' = 'RUNNING'", "and $3::uuid is not null"
-    )
-    beat = WorkerStore.beat
-
-    async def beat_whatever(self: Any) -> None:
-        with suppress(LeaseLost):
-            await beat(self)
-
-    WorkerStore.beat = beat_whatever  # type: ignore[method-assign]
 
 
 def _sends_backwards() -> None:
@@ -227,7 +211,6 @@ DEFECTS: Final[Mapping[str, Defect]] = {
     "runs_finished_work_again": Defect(
         _runs_finished_work_again, ("I4", "I6", "I8"), "member_dies_committed_before_ack"
     ),
-    "skips_fencing": Defect(_skips_fencing, ("I4", "I8"), "member_freezes_claimed_before_handle"),
     "sends_backwards": Defect(_sends_backwards, ("I3",), "relay_broker_hung"),
     "keeps_what_a_savepoint_dropped": Defect(_keeps_what_a_savepoint_dropped, ("I2",)),
     "forgets_the_parked": Defect(_forgets_the_parked, ("I7",)),
