@@ -25,6 +25,7 @@ from towpath.testing.services import PostgresServer
 CELLS = ("start", "page", "list", "summary", "export", "release")
 
 _KEYS = 1000
+_LOOK_SECONDS = 0.01
 _FILL = """
 insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by,
                           attempt, version, reason_code, fingerprint, finished_at, payload, content_type,
@@ -145,12 +146,24 @@ def _command(arguments: Sequence[str], url: str, out: Path) -> tuple[float, floa
             stdout=file,
             env=environment,
         )
-        _, status, usage = os.wait4(process.pid, 0)
+        most = ended = 0
+        while not ended:  # ru_maxrss would begin with the memory of this process
+            most = max(most, _most_kb(process.pid))
+            time.sleep(_LOOK_SECONDS)
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
     seconds = time.monotonic() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"towpath {' '.join(arguments)} exited with {process.returncode}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, most / 1024
+
+
+def _most_kb(pid: int) -> int:
+    """The most memory a living process had so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    return 0
 
 
 async def _fault(name: str, url: str, count: int, out: Path) -> str:
