@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.pages import Block, blocks, matches
 
-pytestmark = [pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(720)]
 
 PAGE: Final = "docs/quickstart.md"
 _MARK: Final = "=== block at line "
@@ -71,7 +71,7 @@ def _follow(page: list[Block], directory: Path, environment: Mapping[str, str]) 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     logs = {path.name: path.read_text()[-3000:] for path in directory.glob("*.log")}
