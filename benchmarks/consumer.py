@@ -9,7 +9,7 @@ the same round.
 
 from collections.abc import Sequence
 
-from benchmarks.cells import backlog, duplicates, memory, peers, retries, slow_key, transactional
+from benchmarks.cells import backlog, duplicates, memory, peers, retries, slow_key, telemetry, transactional
 from benchmarks.measure import Sample, Target
 from benchmarks.plans import Plan, run
 
@@ -88,6 +88,11 @@ PLANS = (
         {"idle": memory.idle, "towpath": memory.waiting},
         ("idle",),
         (Target("≤ idle + 100 MB", 100.0, _more_mb, is_ceiling=True),),
+    ),
+    Plan(
+        "telemetry",
+        {"towpath no-op": backlog.noop, "towpath": telemetry.watched_worker},
+        ("towpath no-op",),
     ),
     Plan("hot-key", {"towpath": backlog.hot_key}, ()),
     Plan(

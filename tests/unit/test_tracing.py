@@ -47,7 +47,6 @@ class Sent:
     headers: Headers
     message_id: UUID = MESSAGE
     address: str = "orders"
-    type: str = "order.placed"
 
 
 class TestContextInHeaders:
@@ -297,7 +296,7 @@ class TestSending:
         assert sent.parent.span_id == creations[0]
         assert [link.context.span_id for link in sent.links] == creations
         assert [dict(link.attributes or {}) for link in sent.links] == [
-            attributes(message_id=str(message.message_id), type="order.placed") for message in messages
+            attributes(message_id=str(message.message_id)) for message in messages
         ]
         assert sent.status.status_code is StatusCode.UNSET
         assert sent.attributes == attributes(

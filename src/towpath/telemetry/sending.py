@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -28,9 +29,6 @@ class SentMessage(Protocol):
 
     @property
     def address(self) -> str: ...
-
-    @property
-    def type(self) -> str: ...
 
     @property
     def headers(self) -> Headers: ...
@@ -67,7 +65,7 @@ class SendTracer:
         if not has_sdk():
             yield outcome
             return
-        sampled = [index for index, message in enumerate(messages) if _is_sampled(message)]
+        sampled = list(islice((n for n, message in enumerate(messages) if _is_sampled(message)), MAX_LINKS))
         first = span_context(messages[sampled[0]].headers) if sampled else None
         destinations = {message.address for message in messages}
         destination = destinations.pop() if len(destinations) == 1 else None
@@ -105,12 +103,12 @@ def _finish(
 ) -> None:
     """Link to the messages, each with its own fate, and tell what became of all of them."""
     refused = outcome.refused
-    for index in sorted(sampled, key=lambda index: index not in refused)[:MAX_LINKS]:
+    faulty = [index for index in refused if _is_sampled(messages[index])]
+    for index in [*faulty, *(index for index in sampled if index not in refused)][:MAX_LINKS]:
         message = messages[index]
         if (context := span_context(message.headers)) is not None:
             link = attributes(
                 message_id=str(message.message_id),
-                type=message.type,
                 destination=message.address if is_mixed else None,
                 error_type=_code(refused.get(index)),
             )
