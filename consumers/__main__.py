@@ -18,6 +18,7 @@ import asyncpg
 import consumers.groups
 from towpath.consumer.service import load_app, run
 from towpath.errors import TowpathError
+from towpath.failures import problem_of
 from towpath.settings import Settings, load
 from towpath.store.database import plain_url, store_errors
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             run(load_app(f"consumers.groups.{options.group}.app:app"), settings)
     except TowpathError as error:
-        sys.stderr.write(f"{parser.prog}: {error}\n")
+        sys.stderr.write(f"{parser.prog}: {problem_of(error)}\n")
         return EXIT_FAILED
     return 0
 

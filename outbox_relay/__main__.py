@@ -7,6 +7,7 @@ hands the shards over; a second one exits at once.
 import sys
 
 from towpath.errors import TowpathError
+from towpath.failures import problem_of
 from towpath.relay import service
 from towpath.settings import load
 
@@ -18,7 +19,7 @@ def main() -> int:
     try:
         service.run(load())
     except TowpathError as error:
-        sys.stderr.write(f"outbox_relay: {error}\n")
+        sys.stderr.write(f"outbox_relay: {problem_of(error)}\n")
         return EXIT_FAILED
     return 0
 

@@ -46,6 +46,8 @@ class TowpathError(Exception):
 
     code: ClassVar[str] = "towpath.error"
     retryable: ClassVar[bool] = False
+    advice: ClassVar[str] = ""
+    """What to look at, where the message cannot tell: for people who read it in a list of problems."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles as it stands, past `__init__`: it may come out of a worker process."""
@@ -200,6 +202,7 @@ class StoreUnavailable(StoreError):
 
     code = "store.unavailable"
     retryable = True
+    advice = "is it running where TOWPATH_DATABASE_URL says?"
 
 
 class LeaseLost(StoreError):
@@ -225,6 +228,7 @@ class BrokerUnavailable(BrokerError):
 
     code = "broker.unavailable"
     retryable = True
+    advice = "is it running where TOWPATH_BROKER_URL says?"
 
 
 class BrokerUnconfirmed(BrokerUnavailable):
@@ -235,6 +239,7 @@ class BrokerUnconfirmed(BrokerUnavailable):
 
     code = "broker.unconfirmed"
     retryable = False
+    advice = ""
 
 
 class MessageRefused(BrokerError):

@@ -5,6 +5,7 @@ back: `Retry` and `Snooze` come again, `Dead` goes to the dead-letter catalog at
 """
 
 import copyreg
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -12,11 +13,15 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from towpath.backoff import parse_duration
 
 REASON_LIMIT: Final = 64
+_CODE: Final = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def _checked_reason(reason: str) -> str:
-    if not reason or len(reason) > REASON_LIMIT or not reason.isascii() or not reason.isprintable():
-        raise ValueError(f"a reason is 1 to {REASON_LIMIT} printable ASCII characters, got {reason!r}")
+    if len(reason) > REASON_LIMIT or not _CODE.fullmatch(reason):  # not shown: it may be what it must not be
+        raise ValueError(
+            f"a reason is a code such as card_declined, at most {REASON_LIMIT} letters, digits and ._:- "
+            "(it is a metric's label and a filter); text goes into detail"
+        )
     return reason
 
 

@@ -8,7 +8,8 @@ import pydantic
 import pytest
 from sqlalchemy import exc as sqlalchemy_exc
 
-from towpath.failures import Classifier, describe, fingerprint, redact
+from towpath.errors import StoreUnavailable
+from towpath.failures import Classifier, describe, fingerprint, problem_of, redact, traceback_of
 
 CANARY = "c4n4ry-s3cr3t"
 
@@ -173,3 +174,25 @@ def test_library_frames_do_not_hide_the_place_in_our_own_code() -> None:
         return json.loads("{")
 
     assert fingerprint(caught(ours)) != fingerprint(caught(also_ours))
+
+
+def test_a_traceback_shows_where_and_why_without_what_was_quoted() -> None:
+    """X3"""
+    try:
+        try:
+            raise ValueError("password=c4n4ry")
+        except ValueError as cause:
+            raise RuntimeError("cannot log in") from cause
+    except RuntimeError as error:
+        text = traceback_of(error)
+    first, second = text.split("\n\n")
+    assert first.startswith("Traceback (most recent call last):\n  File ")
+    assert first.endswith("ValueError: password=[redacted]")
+    assert second.endswith("RuntimeError: cannot log in")
+    assert "test_failure_text.py" in second
+
+
+def test_a_problem_says_what_to_look_at() -> None:
+    """O2"""
+    assert problem_of(StoreUnavailable("no answer")) == f"no answer: {StoreUnavailable.advice}"
+    assert problem_of(ValueError("no answer")) == "no answer"

@@ -3,7 +3,10 @@
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import SecretStr
 
+from towpath.telemetry import logging as telemetry_logging
 from towpath.telemetry.logging import JsonFormatter, TextFormatter, event_logger, setup_logging
 
 CANARY = "c4n4ry-s3cr3t"
@@ -131,10 +135,13 @@ def test_text_for_people_has_the_same_facts() -> None:
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
+    """The root logger and Python's last hooks, put back afterwards."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
+    hooks = sys.excepthook, threading.excepthook
     yield root
+    sys.excepthook, threading.excepthook = hooks
+    logging.captureWarnings(capture=False)
     root.handlers[:] = before
     root.setLevel(level)
     for name in ("aiokafka", "aio_pika", "aiormq", "asyncio", "uvicorn.access", "opentelemetry"):
@@ -158,3 +165,44 @@ def test_the_level_holds_for_chatty_libraries_too() -> None:
     logging.getLogger("aiokafka.consumer").warning("chatter")
     logging.getLogger("aiokafka.consumer").error("failed")
     assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == ["error"]
+
+
+@pytest.mark.usefixtures("root")
+def test_opentelemetry_gets_one_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O5: whatever it has to say about a backend that is away."""
+    now = 1000.0
+    monkeypatch.setattr(telemetry_logging, "time", SimpleNamespace(monotonic=lambda: now))
+    stream = io.StringIO()
+    setup_logging(stream=stream)
+    for _ in range(3):
+        logging.getLogger("opentelemetry.exporter.otlp").warning("Transient error")
+        logging.getLogger("opentelemetry.sdk.metrics").error("Exception while exporting")
+        log_elsewhere = event_logger("towpath.elsewhere")
+        log_elsewhere.info("task.parked", group="billing")
+        now += 59.0
+    loggers = [json.loads(line)["logger"] for line in stream.getvalue().splitlines()]
+    assert loggers.count("towpath.elsewhere") == 3
+    assert [each for each in loggers if each != "towpath.elsewhere"] == ["opentelemetry.exporter.otlp"] * 2
+
+
+@pytest.mark.usefixtures("root")
+def test_what_nobody_handles_is_logged_as_any_other_error() -> None:
+    """X3: of the main program and of threads, without what Python would print."""
+    stream = io.StringIO()
+    setup_logging(stream=stream)
+
+    def fail() -> None:
+        raise ValueError(f"password={CANARY}")
+
+    thread = threading.Thread(target=fail, name="exporter")
+    thread.start()
+    thread.join()
+    with pytest.raises(ValueError, match="password") as caught:
+        fail()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    facts = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(fact["event"], fact["thread"]) for fact in facts] == [
+        ("service.crashed", "exporter"),
+        ("service.crashed", "main"),
+    ]
+    assert {fact["error"]["message"] for fact in facts} == {"password=[redacted]"}

@@ -57,7 +57,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
         except ValueError:
             host, port = None, None
         if not host:
-            raise ConfigurationError(f"cannot read {address!r} in the broker URL as host:port")
+            raise ConfigurationError("cannot read an address in the broker URL as host:port")
         hosts.append((host, port))
     return BrokerUrl(
         scheme=scheme.lower(),

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,6 +18,7 @@ from towpath.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop, explain
 from towpath.cli.options import text
 from towpath.cli.output import clean
 from towpath.errors import UsageError
+from towpath.failures import traceback_of
 
 app = typer.Typer(
     name="towpath",
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     except Exception as error:  # noqa: BLE001  the outermost edge: everything becomes one line
         if state["verbosity"] >= 2:
-            traceback.print_exc()
+            print(traceback_of(error), file=sys.stderr)
         line, code = explain(error)
         _complain(line)
         return code

@@ -18,7 +18,7 @@ No driver is imported: database and HTTP errors are recognised by the attributes
 
 from towpath.failures.classifier import Classifier, Rule
 from towpath.failures.model import Failure, FailureKind, FailureScope
-from towpath.failures.text import describe, fingerprint, redact
+from towpath.failures.text import describe, fingerprint, problem_of, redact, traceback_of
 
 __all__ = [
     "Classifier",
@@ -28,5 +28,7 @@ __all__ = [
     "Rule",
     "describe",
     "fingerprint",
+    "problem_of",
     "redact",
+    "traceback_of",
 ]

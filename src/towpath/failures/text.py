@@ -8,13 +8,14 @@ import hashlib
 import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from towpath.failures.sqlstate import sqlstate_of
-from towpath.failures.walk import heart
+from towpath.failures.walk import chain, heart
 
 MESSAGE_LIMIT: Final = 1000
 CLASS_LIMIT: Final = 200
@@ -94,6 +95,21 @@ def describe(error: BaseException) -> str:
     return redact(_text(error))
 
 
+def problem_of(error: BaseException) -> str:
+    """The message of an error as a line that also says what to do."""
+    advice = getattr(error, "advice", "")
+    return f"{describe(error)}: {advice}" if advice else describe(error)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where it came from, causes first, for people: frames with their source lines, messages redacted."""
+    parts = []
+    for each in chain(error):
+        frames = "".join(traceback.format_tb(each.__traceback__))
+        parts.append(f"Traceback (most recent call last):\n{frames}{class_name(each)}: {describe(each)}")
+    return "\n\n".join(reversed(parts))
+
+
 def fingerprint(error: BaseException) -> str:
     """16 hex digits, equal for errors of one class, place and wording that differ in ids and numbers."""
     error = heart(error)
@@ -162,12 +178,12 @@ def _of_group(error: BaseException) -> str | None:
 def _place(error: BaseException) -> str:
     """Module and function of the innermost frame that is not library code; no line number."""
     chosen = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame = traceback.tb_frame
+    step = error.__traceback__
+    while step is not None:
+        frame = step.tb_frame
         if not chosen or _is_own(frame):
             chosen = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname}"
-        traceback = traceback.tb_next
+        step = step.tb_next
     return chosen
 
 

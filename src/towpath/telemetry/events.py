@@ -27,6 +27,9 @@ _EVENTS: Final = (
     _event("service.started", "A process is ready to work.", "service version pid"),
     _event("service.draining", "It was asked to stop and takes nothing new.", "service signal"),
     _event("service.stopped", "It has let go of everything.", "service seconds"),
+    _event(
+        "service.crashed", "An error that nobody handled ended the process, or one of its threads.", "thread"
+    ),
     _event("telemetry.started", "Exporters run.", "traces metrics traces_file"),
     _event("telemetry.export_failed", "Spans could not be written; work goes on.", "error count"),
     _event("relay.lease_acquired", "Shards are ours.", "relay shards epoch"),

@@ -8,6 +8,8 @@ the redacted message, the fingerprint and the frames are written, not the source
 import json
 import logging
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from towpath.failures.text import class_name
 FIELDS_ATTRIBUTE: Final = "towpath_fields"
 _TEXT_LIMIT: Final = 500
 _STACK_LIMIT: Final = 30
+_QUIET_SECONDS: Final = 60.0
 _NEVER_SHOWN: Final = ("payload", "body", "password", "secret", "credential", "authorization", "dsn")
 
 
@@ -58,6 +61,9 @@ def event_logger(name: str) -> EventLogger:
     return EventLogger(logging.getLogger(name))
 
 
+log = event_logger(__name__)
+
+
 def facts(record: logging.LogRecord) -> dict[str, object]:
     """A log record as the object that is written: time, level, event, fields, trace."""
     fields: Mapping[str, object] | None = getattr(record, FIELDS_ATTRIBUTE, None)
@@ -88,6 +94,23 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(facts(record), ensure_ascii=False, default=str)
 
 
+class _OncePerMinute(logging.Filter):
+    """Lets one line a minute of OpenTelemetry through: a backend that is away is told of at every export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_at = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry"):
+            return True
+        now = time.monotonic()
+        is_due = now >= self._next_at
+        if is_due:
+            self._next_at = now + _QUIET_SECONDS
+        return is_due
+
+
 class TextFormatter(logging.Formatter):
     """The same facts for people: `12:00:01 info task.died group=billing reason=http_400`."""
 
@@ -104,16 +127,30 @@ class TextFormatter(logging.Formatter):
 def setup_logging(
     *, level: str = "INFO", format_: Literal["json", "text"] = "json", stream: TextIO | None = None
 ) -> None:
-    """Send the root logger to `stream` (standard error) in one of the formats; replaces handlers."""
+    """Send the root logger to `stream` (standard error) in one of the formats; replaces handlers.
+
+    Warnings and errors that nobody handles go there too: Python would print them as they are.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter())
+    handler.addFilter(_OncePerMinute())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = lambda _, error, __: _log_crash(error, "main")
+    threading.excepthook = lambda crash: _log_crash(
+        crash.exc_value, "" if crash.thread is None else crash.thread.name
+    )
     for chatty in ("aiokafka", "aio_pika", "aiormq", "asyncio", "uvicorn.access", "opentelemetry"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+
+
+def _log_crash(error: BaseException | None, thread: str) -> None:
+    if not isinstance(error, SystemExit | KeyboardInterrupt):
+        log.error("service.crashed", exc=error, thread=thread)
 
 
 def _shown(name: str, value: object) -> object:

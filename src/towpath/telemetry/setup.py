@@ -44,6 +44,7 @@ log = event_logger(__name__)
 TRACES_FILE_VARIABLE: Final = "TOWPATH_TELEMETRY__TRACES_FILE"
 SHUTDOWN_SECONDS: Final = 2.0
 FLUSH_MILLISECONDS: Final = 500
+_SDK_METRICS_VARIABLE: Final = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"
 _TRACES: Final = ("otlp", "console", "file", "none")
 _METRICS: Final = ("otlp", "prometheus", "console", "none")
 
@@ -85,11 +86,12 @@ def setup(service: str, *, traces_file: Path | None = None, is_scraped: bool = F
         return TelemetryHandle()
     resource = _resource(service)
     closers: list[Callable[[], object]] = []
+    os.environ.setdefault(_SDK_METRICS_VARIABLE, "true")
+    if metric_exporters:  # first: what becomes of spans is a metric of the SDK
+        closers.append(_start_metrics(resource, [_metric_reader(name) for name in metric_exporters]))
     if trace_exporters:
         processors = [_span_processor(name, service, traces_file) for name in trace_exporters]
         closers.append(_start_traces(resource, processors))
-    if metric_exporters:
-        closers.append(_start_metrics(resource, [_metric_reader(name) for name in metric_exporters]))
     log.info(
         "telemetry.started",
         traces=",".join(trace_exporters),
