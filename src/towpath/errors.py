@@ -228,7 +228,7 @@ class BrokerUnavailable(BrokerError):
 
     code = "broker.unavailable"
     retryable = True
-    advice = "is it running where TOWPATH_BROKER_URL says?"
+    advice = "is the broker running where TOWPATH_BROKER_URL says?"
 
 
 class BrokerUnconfirmed(BrokerUnavailable):

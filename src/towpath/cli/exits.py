@@ -24,7 +24,7 @@ from towpath.errors import (
     TowpathError,
     UsageError,
 )
-from towpath.failures import describe, redact
+from towpath.failures import describe, problem_of, redact
 from towpath.store.database import is_unavailable
 
 OK: Final = 0
@@ -95,10 +95,10 @@ def _explained(error: BaseException) -> tuple[str, int]:
         if isinstance(cause, ConnectionError) and "rejected SSL upgrade" in str(cause):
             return f"{_NO_TLS} ({cause})", UNREACHABLE
         cause = cause.__cause__
-    if isinstance(error, StoreUnavailable) or is_unavailable(error):
-        return f"{error}: is it running where TOWPATH_DATABASE_URL says?", UNREACHABLE
-    if isinstance(error, BrokerUnavailable):
-        return f"{error}: is the broker running where TOWPATH_BROKER_URL says?", UNREACHABLE
+    if isinstance(error, StoreUnavailable | BrokerUnavailable):
+        return problem_of(error), UNREACHABLE
+    if is_unavailable(error):
+        return f"{error}: {StoreUnavailable.advice}", UNREACHABLE
     if isinstance(error, TowpathError):
         return str(error), FAILED
     return f"failed: {type(error).__name__}: {describe(error)} (towpath -vv … shows where)", FAILED

@@ -14,7 +14,15 @@ from towpath.brokers.ports import Broker, Subscriber, Subscription
 from towpath.consumer.member import DATABASE, Member
 from towpath.consumer.roster import cancel, wait_for
 from towpath.consumer.slots import session_problems
-from towpath.errors import BrokerUnavailable, ConfigurationError, LeaseLost, SchemaMismatch, StoreUnavailable
+from towpath.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    SchemaMismatch,
+    StoreUnavailable,
+    TowpathError,
+)
+from towpath.failures import problem_of
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.database import Database, store_errors
@@ -27,8 +35,6 @@ from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
 _STALL_SECONDS: Final = 60.0
 """A loop that did not come round for this long is stuck."""
-
-_SEEN_SECONDS: Final = 15.0
 
 _ACQUIRE_SECONDS: Final = 10.0
 
@@ -45,9 +51,14 @@ class _Stopped(Exception):
 class Health:
     """What the health endpoints say about a consumer."""
 
+    group: str = ""
+    seen_seconds: float = 15.0
+    """A lease that was not renewed for this long tells that the database is away: three beats."""
     progressed_at: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     subscriber: Subscriber | None = None
+    error: TowpathError | None = None
+    """Why it could not begin, or begin again."""
     outdated: SchemaMismatch | None = None
     """Why the schema cannot be worked with any more."""
 
@@ -64,13 +75,29 @@ class Health:
     @property
     def is_ready(self) -> bool:
         """Whether messages arrive and may be claimed: joined, beating, not draining, no partition refused."""
-        return (
-            not self.is_draining
-            and self.outdated is None
-            and self.is_broker_connected
-            and self.is_database_seen
-            and not self.refused_partitions
-        )
+        return not self.problems
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps it from being ready, one line each: what it is, and what to do."""
+        problems = ["draining: it takes nothing new and ends"] if self.is_draining else []
+        if self.outdated is not None:
+            problems.append(f"schema: {problem_of(self.outdated)}; it drains and ends")
+        if self.error is not None:
+            problems.append(f"{_culprit(self.error)}: {problem_of(self.error)}")
+        elif self.subscriber is None:
+            problems.append("starting: it has not joined its group yet")
+        else:
+            if not self.is_broker_connected:
+                problems.append(f"broker: nothing can arrive: {BrokerUnavailable.advice}")
+            if not self.is_database_seen:
+                problems.append(f"database: the lease is not renewed: {StoreUnavailable.advice}")
+        if refused := self.refused_partitions:
+            problems.append(
+                f"partitions: {', '.join(refused)} wait for a word where to go on: "
+                f"towpath worker offsets --group {self.group}"
+            )
+        return problems
 
     @property
     def refused_partitions(self) -> list[str]:
@@ -87,7 +114,7 @@ class Health:
     def is_database_seen(self) -> bool:
         """Whether the lease was renewed of late."""
         seen_at = self.progressed_at.get(DATABASE)
-        return seen_at is not None and time.monotonic() - seen_at < _SEEN_SECONDS
+        return seen_at is not None and time.monotonic() - seen_at < self.seen_seconds
 
 
 class Consumer:
@@ -110,7 +137,7 @@ class Consumer:
         self._outbox = outbox or Outbox(schema=database.schema)
         self._telemetry = telemetry
         self._terms = Terms(app.ordering, broker.queues_per_group, tuple(sorted(app.handlers)))
-        self.health = Health()
+        self.health = Health(app.name, 3 * self._settings.beat_every.total_seconds())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until told to stop.
@@ -190,11 +217,13 @@ class Consumer:
             await self._persist(lambda: subscriber.start(member), stop)
             self.health.subscriber = subscriber
             await member.run(stop)
-        except LeaseLost:
+        except LeaseLost as error:
+            self.health.error = error
             log.warning("worker.lease_lost", group=self._app.name, worker=str(member.id))
             self._telemetry.add(names.WORKER_LEASES_LOST, 1, group=self._app.name)
         except StoreUnavailable as error:
-            log.warning("worker.store_unavailable", group=self._app.name, error=str(error))
+            self.health.error = error
+            log.warning("worker.store_unavailable", group=self._app.name, error=error)
             await wait_for(stop, self._settings.due_poll_max.total_seconds())
         finally:
             self.health.subscriber = None
@@ -206,10 +235,11 @@ class Consumer:
 
         def note(state: RetryCallState) -> None:
             error = None if state.outcome is None else state.outcome.exception()
+            self.health.error = error if isinstance(error, TowpathError) else None
             event = (
                 "broker.disconnected" if isinstance(error, BrokerUnavailable) else "worker.store_unavailable"
             )
-            log.warning(event, group=self._app.name, error=str(error))
+            log.warning(event, group=self._app.name, error=error)
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type((StoreUnavailable, BrokerUnavailable)),
@@ -222,9 +252,15 @@ class Consumer:
             await asyncio.wait({acting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not acting.done():
                 raise _Stopped
-            return acting.result()
+            result = acting.result()
+            self.health.error = None
+            return result
         finally:
             await cancel([acting, stopping])
+
+
+def _culprit(error: TowpathError) -> str:
+    return {BrokerUnavailable: "broker", LeaseLost: "lease"}.get(type(error), "database")
 
 
 async def _call(attempts: AsyncRetrying, act: Callable[[], Awaitable[T]]) -> T:

@@ -30,9 +30,11 @@ class _Probe:
         return {"ok": not stuck, "group": self._group, "stuck_loops": stuck}
 
     def readiness(self) -> Mapping[str, object]:
+        problems = self._health.problems
         return {
-            "ok": self._health.is_ready,
+            "ok": not problems,
             "group": self._group,
+            "problems": problems,
             "broker": self._health.is_broker_connected,
             "refused_partitions": self._health.refused_partitions,
             "database": self._health.is_database_seen,

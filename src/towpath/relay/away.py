@@ -21,14 +21,21 @@ class Away:
         self.problem: BrokerError | ConfigurationError | None = None
         """What is wrong with the broker or with how it is set up; None when the last window went well."""
 
+    def reached(self, now: float) -> None:
+        """The broker was connected to, with nothing to publish."""
+        self._failures = 0
+        self.until = 0.0
+        if self.problem is not None:
+            self._hooks.broker_recovered(now - self._since)
+            self.problem = None
+
     def observe(self, result: PublishResult, now: float) -> None:
         """Take in what came of a window that was offered."""
         problem = result.unavailable or result.configuration
         settled = bool(result.acknowledged or result.refused)
         if problem is None:
-            if settled and self.problem is not None:
-                self._hooks.broker_recovered(now - self._since)
-                self.problem = None
+            if settled:
+                self.reached(now)
         else:
             if self.problem is None:
                 self._since = now

@@ -56,6 +56,8 @@ class Dispatch:
         self._options = options
         self._hooks = hooks
         self._journaling: asyncio.Task[None] | None = None
+        self._reach_at = 0.0
+        self._reach_failures = 0
         self.ticked_at = boot_time()
         self.published_count = 0
 
@@ -69,6 +71,8 @@ class Dispatch:
                 await self._release(leaving)
             if batch is not None:
                 await self._handle(batch)
+            elif not self._sender.is_started:
+                await self._reach()
             if self._gates.is_due(boot_time()) and boot_time() >= self._away.until:
                 await self._resend()
             await self._start_journaling()
@@ -102,6 +106,21 @@ class Dispatch:
             async with asyncio.timeout(wait):
                 return await batches.get()
         return None
+
+    async def _reach(self) -> None:
+        """Connect before there is anything to publish, so that readiness tells the truth."""
+        now = boot_time()
+        if now < max(self._away.until, self._reach_at):
+            return
+        problem = await self._sender.connect()
+        now = boot_time()
+        if problem is None:
+            self._away.reached(now)
+            self._reach_failures = 0
+            return
+        self._away.observe(problem, now)
+        self._reach_failures += 1
+        self._reach_at = now + self._options.backoff.delay(self._reach_failures).total_seconds()
 
     async def _handle(self, batch: Batch) -> None:
         """Publish what may be published of a batch, and settle it."""

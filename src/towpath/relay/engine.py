@@ -21,8 +21,8 @@ from typing import Final
 from uuid_utils.compat import uuid7
 
 from towpath.brokers.ports import Broker
-from towpath.errors import ConfigurationError, StoreUnavailable
-from towpath.failures import describe
+from towpath.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
+from towpath.failures import problem_of
 from towpath.relay.away import Away
 from towpath.relay.canary import Canaries
 from towpath.relay.dispatch import Dispatch
@@ -219,7 +219,7 @@ class Relay:
         """How it is right now."""
         now = boot_time()
         problems = [
-            f"{name}: {describe(error)}"
+            f"{'schema' if isinstance(error, SchemaMismatch) else name}: {problem_of(error)}"
             for name, error in (
                 ("database", self._reading.error or self._heartbeat.error or self._mover.error),
                 ("broker", self._away.problem),
@@ -235,15 +235,26 @@ class Relay:
             )
         if self._reading.server is None and not problems:
             problems.append("database: not connected yet")
+        if not self._sender.is_started and self._away.problem is None:
+            problems.append("broker: not connected yet")
         if now - self._heartbeat.beat_at > self._options.lease:
-            problems.append("leases: no heartbeat got through for longer than a lease")
-        ticks = [self._dispatch.ticked_at, self._heartbeat.ticked_at, self._mover.ticked_at]
+            problems.append(
+                "leases: no heartbeat got through for longer than a lease, other relays take the shards: is "
+                "the database slow, or its connections all taken?"
+            )
+        if self._is_draining:
+            problems.append("draining: it takes nothing new and ends")
+        ticks = {
+            "publishing": self._dispatch.ticked_at,
+            "heartbeat": self._heartbeat.ticked_at,
+            "moving": self._mover.ticked_at,
+        }
         if self._reading.batches.empty():
-            ticks.append(self._reading.ticked_at)
+            ticks["reading"] = self._reading.ticked_at
         return RelayStatus(
             relay=str(self.id),
-            is_alive=all(now - tick < _STALLED_SECONDS for tick in ticks),
-            is_ready=not problems and not self._is_draining,
+            stuck_loops=sorted(name for name, tick in ticks.items() if now - tick >= _STALLED_SECONDS),
+            is_ready=not problems,
             is_draining=self._is_draining,
             shards=sorted(shard.number for shard in self._shards),
             shard_count=len(self._options.shards),

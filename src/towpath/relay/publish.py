@@ -128,7 +128,8 @@ class Sender:
         self._provenance = provenance
         self._deadline = options.publish_deadline
         self._hooks = hooks
-        self._is_started = False
+        self.is_started = False
+        """Whether there is a connection, or was at the last publish."""
         publisher.keep_partitions(provenance.keep_partitions)
 
     async def connect(self) -> PublishResult | None:
@@ -136,7 +137,7 @@ class Sender:
 
         Then it is also compared with the broker that this database was published to before.
         """
-        if not self._is_started:
+        if not self.is_started:
             try:
                 await self._publisher.start()
                 await self._provenance.check(self._publisher)
@@ -144,7 +145,7 @@ class Sender:
                 return PublishResult(unavailable=error)
             except ConfigurationError as error:
                 return PublishResult(configuration=error)
-            self._is_started = True
+            self.is_started = True
         return None
 
     async def send(self, batch: Batch) -> PublishResult:
@@ -159,7 +160,7 @@ class Sender:
             sent.refused = {index: refusal.reason for index, refusal in result.refused.items()}
             problem = result.unavailable or result.configuration
             if result.unavailable is not None:
-                self._is_started = False
+                self.is_started = False
             sent.error = None if problem is None else problem.code
         if indexes is not None:
             result.acknowledged = {indexes[index] for index in result.acknowledged}

@@ -24,7 +24,7 @@ class _Probe:
 
     def liveness(self) -> Mapping[str, object]:
         status = self._relay.status()
-        return {"ok": status.is_alive, "relay": status.relay}
+        return {"ok": not status.stuck_loops, "relay": status.relay, "stuck_loops": status.stuck_loops}
 
     def readiness(self) -> Mapping[str, object]:
         status = self._relay.status()

@@ -10,8 +10,8 @@ class RelayStatus:
     """A moment of one relay."""
 
     relay: str
-    is_alive: bool
-    """Its loops move."""
+    stuck_loops: list[str]
+    """Loops that stopped coming round; empty while it is alive."""
     is_ready: bool
     """It can publish: database, broker and leases are usable and it is not draining."""
     is_draining: bool
