@@ -25,7 +25,6 @@ EXCUSED = {
     "docs/deploying.md": 1,
     "docs/operating/doctor.md": 1,
     "docs/operating/offsets.md": 1,
-    "docs/operating/replay.md": 2,
     "docs/operating/unknown.md": 1,
     "docs/performance.md": 1,
     "docs/reliability.md": 1,
