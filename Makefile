@@ -59,7 +59,7 @@ lock-check: install
 	done
 
 unit: install
-	$(BIN)/python -m pytest -q -m "not services and not slow" $(wildcard tests/unit tests/property tests/faults tests/docs)
+	$(BIN)/python -m pytest -q -m "not services and not slow" $(wildcard tests/unit tests/property tests/fuzz tests/faults tests/docs)
 
 lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _MAX_EXPONENT: Final = 62
 _LONGEST: Final = timedelta(days=36525)
 """A century: what is longer is a mistake, and would leave the range of a timestamp."""

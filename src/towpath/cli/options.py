@@ -104,8 +104,9 @@ def dead_letter_states(given: Sequence[str] | None) -> tuple[str, ...]:
 
 def reference(value: str, option: str = "the id") -> int | UUID:
     """A catalog id or a message id. Raises UsageError."""
-    if value.isascii() and value.isdigit() and 0 < int(value[:20]) <= _MAX_ID:
-        return int(value[:20])
+    is_number = value.isascii() and value.isdigit() and len(value) <= len(str(_MAX_ID))
+    if is_number and 0 < int(value) <= _MAX_ID:
+        return int(value)
     return message_id(value, f"{option} {value[:60]!r} is neither a catalog id nor a message id")
 
 

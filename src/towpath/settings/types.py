@@ -31,8 +31,8 @@ _UNITS: Final = {
     "gib": 2**30,
 }
 DATABASE_EXAMPLE: Final = "postgresql://user:password@host:5432/database"
-_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
-_SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.IGNORECASE)
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+_SIZE: Final = re.compile(r"([0-9]{1,15})\s*([A-Za-z]*)")
 
 
 def parse_size(value: object) -> int:
@@ -83,13 +83,20 @@ def _url(schemes: tuple[str, ...], example: str) -> AfterValidator:
         except ValueError:
             parts = urlsplit("")
         hosts = parts.netloc.rpartition("@")[2].split(",")
-        if parts.scheme not in schemes or not all(_HOST.fullmatch(host) for host in hosts):
+        # Where more follows than there can be, a name or password has a character that ends the host's part.
+        is_broken = parts.fragment or "@" in parts.path or "@" in parts.query.partition("=")[0]
+        if parts.scheme not in schemes or is_broken or not all(map(_is_host, hosts)):
             raise ValueError(
                 f"is not a URL such as {example} (in a password, percent-encode special characters)"
             )
         return secret
 
     return AfterValidator(check)
+
+
+def _is_host(text: str) -> bool:
+    match = _HOST.fullmatch(text)
+    return match is not None and int(match[1] or 0) <= 65535
 
 
 def _identifier(name: str) -> str:
