@@ -43,6 +43,7 @@ async def test_a_destination_is_set_listed_and_unset(db: Db, towpath: Run) -> No
         "on_poison": "park_key",
         "gates": 0,
         "parked": 0,
+        "paused_at": None,
     }
     assert (await tell(towpath, "destination", "unset", "orders")).code == 0
     assert (await tell(towpath, "destination", "unset", "orders")).code == 1
@@ -74,7 +75,7 @@ async def test_what_waits_for_a_decision_is_shown_where_no_relay_runs(db: Db, to
           (3, 'orders', 'k', 'park_key', gen_random_uuid(), 1),
           (5, 'views', null, 'block', gen_random_uuid(), 2);
         insert into towpath.parked_message
-          select g.id, 9, gen_random_uuid(), 'event', 't', 'text/plain', '[]', null, now()
+          select g.id, 9, gen_random_uuid(), 'event', 't', 'k', 'text/plain', '[]', null, now()
           from towpath.publish_gate g where g.shard = 3
         """
     )

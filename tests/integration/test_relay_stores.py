@@ -67,11 +67,11 @@ async def test_a_release_under_an_older_epoch_is_ignored(db: Any) -> None:
 
 async def test_relays_count_each_other_and_know_their_place(db: Any) -> None:
     """Fair shares need the same order everywhere."""
-    assert await LEASES.beat(db, B, "b", 30) == (1, 0)
-    assert await LEASES.beat(db, A, "a", 30) == (2, 0)
-    assert await LEASES.beat(db, B, "b", 30) == (2, 1)
+    assert await LEASES.beat(db, B, "b", 30) == (1, 0, [])
+    assert await LEASES.beat(db, A, "a", 30) == (2, 0, [])
+    assert await LEASES.beat(db, B, "b", 30) == (2, 1, [])
     await db.execute("update towpath.relay set seen_at = seen_at - interval '1 hour' where id = $1", A)
-    assert await LEASES.beat(db, B, "b", 30) == (1, 0)
+    assert await LEASES.beat(db, B, "b", 30) == (1, 0, [])
     assert await db.fetchval("select count(*) from towpath.relay") == 1
 
 

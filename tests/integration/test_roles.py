@@ -135,6 +135,7 @@ FORBIDDEN = {
         "update towpath.scheduled_progress set due_upto = now()",
         "delete from towpath.dead_letter",
         "select * from towpath.key_gate",
+        "update towpath.pause set resumed_at = now()",
         "select nextval('towpath.outbox_id_seq')",
     ],
     "worker": [
@@ -143,6 +144,7 @@ FORBIDDEN = {
         "update towpath.shard_lease set epoch = 1",
         "insert into towpath.journal default values",
         "delete from towpath.dead_letter",
+        "update towpath.pause set resumed_at = now()",
         "update towpath.task_event set event = 'x'",
         f"insert into towpath.outbox ({OUTBOX}, xid) values ({VALUES}, '1')",
     ],
@@ -151,6 +153,7 @@ FORBIDDEN = {
         "insert into towpath.journal default values",
         "update towpath.shard_lease set epoch = 1",
         "delete from towpath.audit",
+        "delete from towpath.pause",
         "delete from towpath.dead_letter",
     ],
 }
@@ -195,10 +198,13 @@ async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) 
         ("relay", "relay"),
         ("relay", "scheduled"),
         ("relay", "wakeup"),
+        ("relay", "parking"),
         ("worker", "work"),
         ("worker", "producer"),
         ("operator", "operator"),
         ("operator", "tasks"),
+        ("operator", "status"),
+        ("operator", "pauses"),
     ],
 )
 async def test_each_statement_of_a_role_may_be_run_by_it(

@@ -58,7 +58,7 @@ async def fill(db: "asyncpg.Connection[Any]") -> None:
         insert into towpath.publish_gate (shard, destination, key, policy, message_id, sequence)
         select g % 16, 'orders', g::text, 'park_key', gen_random_uuid(), g from generate_series(1, 5000) g;
         insert into towpath.parked_message
-        select 1 + g % 5000, g, gen_random_uuid(), 'event', 't', 'x', '[]', '\\x00', now()
+        select 1 + g % 5000, g, gen_random_uuid(), 'event', 't', 'k', 'x', '[]', '\\x00', now()
         from generate_series(1, 20000) g;
         insert into towpath.scheduled_progress (seq, due_upto, id_upto, snapshot)
         select g, clock_timestamp(), 0, pg_current_snapshot() from generate_series(2, 3000) g;

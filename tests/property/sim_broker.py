@@ -155,6 +155,12 @@ class SimSubscriber:
         held = self._held.get(int(delivery.partition.rpartition(":")[2]))
         return held is not None and held.generation == delivery.epoch
 
+    def pause(self) -> None:
+        raise AssertionError("nobody pauses")
+
+    def resume(self) -> None:
+        """Nobody paused."""
+
     @property
     def marks(self) -> Mapping[str, Mark]:
         return {}

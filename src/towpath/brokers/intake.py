@@ -35,6 +35,19 @@ class Intake:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self.is_paused = False
+        """Whether the owner is to stop fetching, however much room there is."""
+
+    def pause(self) -> None:
+        """Be full until `resume`."""
+        self.is_paused = True
+        self._room.clear()
+
+    def resume(self) -> None:
+        """Have the room again that there is."""
+        self.is_paused = False
+        if self.has_room:
+            self._room.set()
 
     @property
     def count(self) -> int:
@@ -60,14 +73,16 @@ class Intake:
 
     @property
     def is_full(self) -> bool:
-        """Whether a bound is reached."""
-        return self._total.count >= self._max_count or self._total.size_bytes >= self._max_bytes
+        """Whether a bound is reached, or the intake is paused."""
+        is_at_bound = self._total.count >= self._max_count or self._total.size_bytes >= self._max_bytes
+        return self.is_paused or is_at_bound
 
     @property
     def has_room(self) -> bool:
-        """Whether both counts are back under the low watermark."""
+        """Whether both counts are back under the low watermark, and nothing is paused."""
         return (
-            self._total.count <= self._max_count * _LOW_WATERMARK
+            not self.is_paused
+            and self._total.count <= self._max_count * _LOW_WATERMARK
             and self._total.size_bytes <= self._max_bytes * _LOW_WATERMARK
         )
 

@@ -245,6 +245,17 @@ class Subscriber(Protocol):
         """
         ...
 
+    def pause(self) -> None:
+        """Fetch nothing more until `resume`; the member keeps its place in the group.
+
+        Call `receive` only after `resume`; what was received may still be acknowledged or released.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Fetch again. Without a pause it does nothing."""
+        ...
+
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the partition still belongs to this member under the delivery's epoch."""
         ...

@@ -19,7 +19,7 @@ app = typer.Typer(
     name="destination", help="Where destinations live, and their policy for poison.", no_args_is_help=True
 )
 
-_COLUMNS = ("name", "broker", "address", "on_poison", "gates", "parked")
+_COLUMNS = ("name", "broker", "address", "on_poison", "gates", "parked", "paused_at")
 _POLICIES = get_args(OnPoison)
 Name: TypeAlias = Annotated[str, typer.Argument(help="The name that producers write.")]
 

@@ -1,13 +1,17 @@
-"""`towpath outbox`: what is not published yet, sending again what was, where to begin in a copy."""
+"""`towpath outbox`: what is not published yet, stopping that, sending again, where to begin in a copy."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from towpath.cli import rebasing, republishing
+from towpath.cli import backlog, pausing, rebasing, republishing
+from towpath.cli.locating import show
 from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name, text
 from towpath.cli.output import age, as_json, cell, table
 from towpath.cli.session import connected, run_async
+from towpath.errors import UsageError
+from towpath.messages.limits import check_destination
+from towpath.store.pauses import EVERYTHING, PauseStore, Target
 from towpath.store.provenance import ProvenanceStore
 from towpath.store.statements import load
 
@@ -15,9 +19,15 @@ app = typer.Typer(
     name="outbox", help="What is written and not published yet; sending again what was.", no_args_is_help=True
 )
 
-_COUNTED = 10_000
+_WHICH = "say which: --destination orders, or --all"
 _UNPROVED = 300.0
 """Seconds; as in the alert."""
+
+app.command()(show)
+
+Destinations: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--destination", "-d", help="Destination; repeatable.")
+]
 
 
 @app.command()
@@ -33,9 +43,8 @@ def status(
     total, oldest = report["pending"], report["oldest_age_seconds"]
     is_capped = any(shard["is_capped"] for shard in report["shards"])
     print(f"{total}{'+' if is_capped else ''} pending, oldest {age(oldest)}; {report['relay_count']} relays")
-    unowned = [shard["shard"] for shard in report["shards"] if not shard["is_owned"]]
-    if unowned:
-        print(f"{len(unowned)} of {len(report['shards'])} shards have no owner: is a relay running?")
+    if line := backlog.unowned(report["shards"]):
+        print(line)
     unproved = [
         shard["shard"] for shard in report["shards"] if (shard["canary_age_seconds"] or 0) > _UNPROVED
     ]
@@ -47,21 +56,63 @@ def status(
         print(f"{report['parked']} parked behind {report['keys_parked']} refused: {look}")
     if blocked:
         print(f"shards {blocked} are blocked by a refused message: {look}")
-    rows = [
-        {
-            "shard": shard["shard"],
-            "pending": f"{shard['pending']}{'+' if shard['is_capped'] else ''}",
-            "oldest": age(shard["oldest_age_seconds"]),
-            "owner": shard["relay_host"] if shard["is_owned"] else None,
-            "epoch": shard["epoch"],
-            "progress": age(shard["journal_age_seconds"]),
-        }
-        for shard in report["shards"]
-        if every or shard["pending"]
-    ]
+    if report["paused"]:
+        print(f"{report['paused']} wait for a paused destination, or for their turn after it was")
+    pausing.tell(report["pauses"])
+    rows = [backlog.row_of(shard) for shard in report["shards"] if every or shard["pending"]]
     if rows:
-        table(rows, ("shard", "pending", "oldest", "owner", "epoch", "progress"), empty="")
+        table(rows, backlog.COLUMNS, empty="")
     table(report["slots"], ("name", "rows_estimated", "bytes", "is_current"), empty="")
+
+
+@app.command()
+def pause(
+    destination: Destinations = None,
+    every: Annotated[bool, typer.Option("--all", help="Every destination.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Stop publishing to a destination, or altogether, with the next heartbeat, until it is resumed.
+
+    Nothing is lost and order is kept; other destinations go on.
+
+    towpath outbox pause --destination orders --reason "topic is moved"
+    """
+    pausing.act(
+        pausing.Request(
+            "pause", "publish", _targets(destination, is_all=every), False, dry_run, yes, reason, actor, json
+        )
+    )
+
+
+@app.command()
+def resume(
+    destination: Destinations = None,
+    every: Annotated[bool, typer.Option("--all", help="Whatever is paused.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Because = "",
+    actor: Actor = None,
+    json: Json = False,
+) -> None:
+    """Publish again, what waited first. A destination stays paused while everything is.
+
+    towpath outbox resume --destination orders
+    """
+    targets = () if every else _targets(destination, is_all=False)
+    if every and destination:
+        raise UsageError(_WHICH)
+    pausing.act(pausing.Request("resume", "publish", targets, every, dry_run, yes, reason, actor, json))
+
+
+def _targets(destinations: list[str] | None, *, is_all: bool) -> list[Target]:
+    if bool(destinations) is is_all:
+        raise UsageError(_WHICH)
+    names = [EVERYTHING] if is_all else [check_destination(name) for name in destinations or ()]
+    return [Target("publish", name) for name in dict.fromkeys(names)]
 
 
 @app.command()
@@ -141,15 +192,15 @@ def confirm(reason: Because = "", actor: Actor = None, json: Json = False) -> No
 async def _status() -> dict[str, Any]:
     async with connected() as session:
         sql = load("operator", session.schema)
-        rows = await session.connection.fetch(sql["outbox_backlog"], _COUNTED)
+        shards = await backlog.shards_of(session)
         slots = [dict(row) for row in await session.connection.fetch(sql["outbox_slots"])]
-    shards = [dict(row) | {"is_capped": row["pending"] >= _COUNTED} for row in rows]
-    ages = [row["oldest_age_seconds"] for row in shards if row["oldest_age_seconds"] is not None]
+        pauses = await PauseStore(session.schema).open(session.connection, "publish")
     return {
-        "pending": sum(row["pending"] for row in shards),
-        "oldest_age_seconds": max(ages, default=None),
+        **backlog.totals(shards),
         "parked": sum(row["parked"] for row in shards),
         "keys_parked": sum(row["keys_parked"] for row in shards),
+        "paused": sum(row["paused"] for row in shards),
+        "pauses": pauses,
         "relay_count": len({row["relay"] for row in shards if row["is_owned"]}),
         "shards": shards,
         "slots": slots,

@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from towpath import settings
-from towpath.cli import health
+from towpath.cli import groups, health
 from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.offsets import offsets
 from towpath.cli.options import Json
@@ -13,6 +13,9 @@ from towpath.cli.output import as_json, clean
 
 app = typer.Typer(name="worker", help="Consume for one group.", no_args_is_help=True)
 
+app.command()(groups.status)
+app.command()(groups.pause)
+app.command()(groups.resume)
 app.command()(offsets)
 
 Target: TypeAlias = Annotated[

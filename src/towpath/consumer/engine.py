@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -61,10 +61,16 @@ class Health:
     """Why it could not begin, or begin again."""
     outdated: SchemaMismatch | None = None
     """Why the schema cannot be worked with any more."""
+    paused: Sequence[str] = ()
+    """Types of which nothing is started until a person resumes it; `*`: every one."""
 
     def note(self, loop: str) -> None:
         """A loop came round."""
         self.progressed_at[loop] = time.monotonic()
+
+    def note_paused(self, types: Sequence[str]) -> None:
+        """Pauses began or ended."""
+        self.paused = types
 
     def stuck_loops(self) -> list[str]:
         """Loops that stopped coming round."""
@@ -212,6 +218,7 @@ class Consumer:
             broker_labels=self._broker.labels,
             on_progress=self.health.note,
             on_outdated=outdated,
+            on_paused=self.health.note_paused,
         )
         try:
             await self._persist(lambda: subscriber.start(member), stop)
@@ -227,6 +234,7 @@ class Consumer:
             await wait_for(stop, self._settings.due_poll_max.total_seconds())
         finally:
             self.health.subscriber = None
+            self.health.paused = ()
             self.health.progressed_at.clear()
             await subscriber.aclose()
 

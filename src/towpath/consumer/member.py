@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
 from towpath.consumer.loopwatch import LoopWatch
 from towpath.consumer.membership import Membership
+from towpath.consumer.pauses import Pauses
 from towpath.consumer.pump import Pump
 from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
@@ -37,6 +38,7 @@ from towpath.store.database import Database, within
 from towpath.store.doubts import DoubtStore
 from towpath.store.groups import Terms
 from towpath.store.offsets import OffsetStore
+from towpath.store.pauses import GroupPauses
 from towpath.store.reaping import ReapStore
 from towpath.store.settles import SettleStore
 from towpath.store.sync_settles import SyncSettleStore
@@ -69,11 +71,17 @@ class Member:
         broker_labels: Mapping[str, str | int],
         on_progress: Callable[[str], None],
         on_outdated: Callable[[SchemaMismatch], None],
+        on_paused: Callable[[Sequence[str]], None],
     ) -> None:
         self.id: UUID = uuid7()
         self._group = app.name
         self._drain_seconds = settings.drain_timeout.total_seconds()
         self._on_progress = on_progress
+        self._subscriber = subscriber
+        self._on_paused = on_paused
+        self._pauses = Pauses(
+            app.name, GroupPauses(database, app.name), telemetry=telemetry, on_change=self._heed
+        )
         claims = ClaimStore(
             database,
             app.name,
@@ -89,6 +97,7 @@ class Member:
             lease_seconds=settings.lease.total_seconds(),
             beat_seconds=settings.beat_every.total_seconds(),
             on_cancel=lambda task_id: self._roster.cancel(task_id),  # noqa: PLW0108 - made below
+            on_beat=self._pauses.look,
             on_progress=on_progress,
             on_outdated=on_outdated,
         )
@@ -98,7 +107,7 @@ class Member:
         suspects = Suspects(
             settings.concurrency, settings.max_deliveries, settings.quiet.total_seconds(), time.monotonic
         )
-        wake, wake_pump = asyncio.Event(), asyncio.Event()
+        wake, wake_pump = self._wakes = asyncio.Event(), asyncio.Event()
         slots = Slots(app.handlers, settings, wake=wake_pump, wake_due=wake)
         self._group_commit = GroupCommit(settles, wake.set)
         sync_settles = SyncSettleStore(database.schema, app.name, self.id)
@@ -114,6 +123,7 @@ class Member:
             self._group_commit,
             executor,
             breakers,
+            self._pauses,
             telemetry,
             broker_labels,
             lambda seconds: wake_after(wake, seconds),
@@ -137,6 +147,7 @@ class Member:
             suspects=suspects,
             slots=slots,
             breakers=breakers,
+            pauses=self._pauses,
             wake=wake_pump,
             telemetry=telemetry,
             on_progress=on_progress,
@@ -150,6 +161,7 @@ class Member:
             suspects=suspects,
             slots=slots,
             breakers=breakers,
+            pauses=self._pauses,
             wake=wake,
             on_progress=on_progress,
         )
@@ -161,7 +173,7 @@ class Member:
             watch=watch,
             wake=wake,
             telemetry=telemetry,
-            is_listening=lambda: subscriber.is_connected,
+            is_listening=lambda: subscriber.is_connected and not self._pauses.is_all,
             on_progress=on_progress,
         )
 
@@ -187,6 +199,7 @@ class Member:
             executor.caller,
             doubts,
             watch=watch,
+            pauses=self._pauses,
             wake=wake,
             every_seconds=settings.reap_every.total_seconds(),
             on_progress=on_progress,
@@ -196,6 +209,7 @@ class Member:
         """Work until `stop` is set, then drain. Raises LeaseLost, and whatever kills a loop."""
         await self._membership.register()
         self._on_progress(DATABASE)
+        await self._pauses.look()
         log.info("worker.registered", group=self._group, worker=str(self.id))
         await self._tell_differences()
         loops = (
@@ -237,6 +251,16 @@ class Member:
                 only_here=sorted(set(self._types).difference(types)),
                 only_there=sorted(set(types).difference(self._types)),
             )
+
+    def _heed(self, pauses: Pauses) -> None:
+        """Pauses began or ended."""
+        if pauses.is_all:
+            self._subscriber.pause()
+        else:
+            self._subscriber.resume()
+        self._on_paused(pauses.names)
+        for wake in self._wakes:
+            wake.set()
 
     async def revoking(self, partitions: frozenset[str], *, timeout_seconds: float) -> None:
         """Partitions leave: let their running work end, hand back the rest."""

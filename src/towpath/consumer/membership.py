@@ -1,8 +1,8 @@
-"""One worker's life sign: the lease renewed once a beat, progress out, cancellations in."""
+"""One worker's life sign: the lease renewed once a beat, progress out, cancellations and pauses in."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID
 
 from towpath.consumer.settling import until_available
@@ -25,6 +25,7 @@ class Membership:
         lease_seconds: float,
         beat_seconds: float,
         on_cancel: Callable[[UUID], None],
+        on_beat: Callable[[], Awaitable[None]],
         on_progress: Callable[[str], None],
         on_outdated: Callable[[SchemaMismatch], None],
     ) -> None:
@@ -32,6 +33,7 @@ class Membership:
         self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds
         self._on_cancel = on_cancel
+        self._on_beat = on_beat
         self._on_progress = on_progress
         self._on_outdated = on_outdated
         self._progress: dict[tuple[UUID, UUID], Mapping[str, object]] = {}
@@ -69,6 +71,7 @@ class Membership:
         for task_id in await self._store.cancellations():
             self._on_cancel(task_id)
         await self._store.ensure_installed()
+        await self._on_beat()
 
 
 def _boot_seconds() -> float:

@@ -16,6 +16,7 @@ from towpath.brokers.ports import BrokerDeath, Delivery, Subscriber
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.intake import Undecodable, read, skipped
 from towpath.consumer.lanes import Lanes, Received
+from towpath.consumer.pauses import Pauses
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
 from towpath.consumer.runs import Phase, Run
@@ -41,6 +42,7 @@ costs nearly as much as one of two hundred. Whoever comes to an idle worker is c
 _BUSY_SECONDS: Final = 0.1
 _OUTAGE_SECONDS: Final = 0.5
 _FULL_SECONDS: Final = 0.5
+_STOPPED_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 5.0
 _PAUSED_SHARE: Final = 0.25
 """Of the intake. When so much waits, messages of a paused handler make way: they wait in the database."""
@@ -77,6 +79,7 @@ class Pump:
         suspects: Suspects,
         slots: Slots,
         breakers: Breakers,
+        pauses: Pauses,
         wake: asyncio.Event,
         telemetry: Telemetry,
         on_progress: Callable[[str], None],
@@ -95,6 +98,7 @@ class Pump:
         self._suspects = suspects
         self._slots = slots
         self._breakers = breakers
+        self._pauses = pauses
         self._suspected: list[tuple[Received, int]] = []
         """Heads whose worker died, with the number of starts the next one is."""
         self._telemetry = telemetry
@@ -115,8 +119,11 @@ class Pump:
     async def receive_loop(self) -> None:
         """Fill the lanes; the subscriber bounds what is in flight."""
         while True:
-            deliveries = await self._subscriber.receive(_RECEIVE_COUNT, timeout_seconds=_IDLE_SECONDS)
             self._on_progress("receive")
+            if self._pauses.is_all:
+                await asyncio.sleep(_IDLE_SECONDS)
+                continue
+            deliveries = await self._subscriber.receive(_RECEIVE_COUNT, timeout_seconds=_IDLE_SECONDS)
             if deliveries:
                 crash_point(CrashPoint.RECEIVED_BEFORE_CLAIM)
                 self._accept(deliveries)
@@ -156,6 +163,10 @@ class Pump:
         while True:
             self._wake.clear()
             self._on_progress("claim")
+            if self._pauses.is_all:
+                self.release()
+                await wait_for(self._wake, _IDLE_SECONDS)
+                continue
             now = time.monotonic()
             held_until = self._lanes.release_due(now)
             await self._start_suspects()
@@ -220,7 +231,7 @@ class Pump:
                 self._spawn_burial(received, received.undecodable)
             elif received.work.id in by_id:
                 self._hold(received, _BUSY_SECONDS)
-            elif self._breakers.admits(received.work.type):
+            elif self._admits(received.work.type):
                 self._breakers.started(received.work.type, received.work)
                 received.is_postponed = False
                 by_id[received.work.id] = received
@@ -228,9 +239,15 @@ class Pump:
                 received.is_postponed = True
                 by_id[received.work.id] = received
             else:
-                self._hold(received, self._breakers.seconds_until_probe(received.work.type))
+                self._hold(received, self._rest_seconds(received.work.type))
         if by_id:
             await self._claim([received.work for received in by_id.values()], by_id)
+
+    def _admits(self, type_: str) -> bool:
+        return not self._pauses.holds(type_) and self._breakers.admits(type_)
+
+    def _rest_seconds(self, type_: str) -> float:
+        return _STOPPED_SECONDS if self._pauses.holds(type_) else self._breakers.seconds_until_probe(type_)
 
     async def _claim(self, works: list[Work], by_id: Mapping[UUID, Received]) -> None:
         try:
@@ -314,7 +331,8 @@ class Pump:
                     await self._take_over(received)
 
     def _may_start(self, suspect: Received, start: int) -> bool:
-        if self._slots.obstacle(suspect.work.type) is not None:
+        type_ = suspect.work.type
+        if self._pauses.holds(type_) or self._slots.obstacle(type_) is not None:
             return False
         young_count = self._roster.young_count(self._suspects.quiet_seconds)
         return self._suspects.may_start(start, young_count, "broker")

@@ -2,13 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 import msgspec
 
 from towpath.app import App
 from towpath.consumer.effects.calling import Caller, attempt_of, bounded
+from towpath.consumer.pauses import Pauses
 from towpath.consumer.upkeep import StoreWatch
 from towpath.context import OnceCall
 from towpath.errors import StoreUnavailable, UsageError
@@ -34,6 +35,7 @@ class Reconciler:
         doubts: DoubtStore,
         *,
         watch: StoreWatch,
+        pauses: Pauses,
         wake: asyncio.Event,
         every_seconds: float,
         on_progress: Callable[[str], None],
@@ -42,6 +44,7 @@ class Reconciler:
         self._caller = caller
         self._doubts = doubts
         self._watch = watch
+        self._pauses = pauses
         self._wake = wake
         self._every_seconds = every_seconds
         self._on_progress = on_progress
@@ -54,17 +57,18 @@ class Reconciler:
         while True:
             self._on_progress("reconcile")
             await asyncio.sleep(self._every_seconds * (0.5 + random.random()))
-            if not self._handlers:
+            types = [type_ for type_ in self._handlers if not self._pauses.holds(type_)]
+            if not types:
                 continue
             try:
-                await self._round()
+                await self._round(types)
             except StoreUnavailable as error:
                 self._watch.failed(error)
 
-    async def _round(self) -> None:
+    async def _round(self, types: Sequence[str]) -> None:
         policy = self._app.retry
         doubts = await self._doubts.take(
-            list(self._handlers),
+            types,
             base_seconds=policy.base_delay.total_seconds(),
             cap_seconds=policy.cap_delay.total_seconds(),
             limit=_BATCH,

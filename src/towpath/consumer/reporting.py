@@ -95,9 +95,9 @@ class Report:
         span.settled(waiting_for.value, failure.reason_code)
         return waiting_for.value
 
-    def postponed(self, work: Work) -> None:
+    def postponed(self, work: Work, reason: str) -> None:
         """Its handler is paused: it waits in the database. No log event, there are thousands of them."""
-        self._telemetry.add(names.TASK_RETRIES, 1, group=self._group, type=work.type, reason="breaker_open")
+        self._telemetry.add(names.TASK_RETRIES, 1, group=self._group, type=work.type, reason=reason)
 
     def ended(self, work: Work, span: ProcessSpan, state: TaskState, reason: str | None) -> str:
         """It is over, or in doubt. Returns the outcome's name."""

@@ -13,6 +13,7 @@ from towpath.consumer.effects.batch import Member
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
 from towpath.consumer.execution import Executor
 from towpath.consumer.intake import origin_of
+from towpath.consumer.pauses import Pauses
 from towpath.consumer.policy import End, Wait, decide
 from towpath.consumer.reporting import Report
 from towpath.consumer.runs import Phase, Run, by_owner
@@ -47,6 +48,7 @@ class Runner:
         group_commit: GroupCommit,
         executor: Executor,
         breakers: Breakers,
+        pauses: Pauses,
         telemetry: Telemetry,
         broker_labels: Mapping[str, str | int],
         wake_due_after: Callable[[float], None],
@@ -60,13 +62,17 @@ class Runner:
         self._group_commit = group_commit
         self._executor = executor
         self._breakers = breakers
+        self._pauses = pauses
         self._report = Report(app.name, telemetry)
         self._broker_labels = broker_labels
         self._wake_due_after = wake_due_after
         self._max_deliveries = max_deliveries
 
     def claimed(self, runs: Sequence[Run]) -> None:
-        """Their attempts begin."""
+        """Their attempts begin. What they waited for a pause to end is not their age."""
+        for run in runs:
+            work = run.work
+            work.age_seconds -= self._pauses.free_seconds(work.type, work.age_seconds)
         self._report.claimed([run.work for run in runs])
 
     def begin(self, run: Run) -> Failed | None:
@@ -148,12 +154,13 @@ class Runner:
 
         True: its broker message may be acknowledged.
         """
+        why = _STOPPED if self._pauses.holds(work.type) else _PAUSED
         delay = self._breakers.waits(work.type, _PAUSED) or timedelta(0)
         rest = Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=False)
-        waits = await until_available(lambda: self._store_wait(work, rest, _PAUSED))
+        waits = await until_available(lambda: self._store_wait(work, rest, why))
         if waits is None:
             return await self._is_over_for(work)
-        self._report.postponed(work)
+        self._report.postponed(work, why.reason_code)
         return True
 
     async def _is_over_for(self, work: Work) -> bool:
@@ -400,5 +407,13 @@ _PAUSED: Final = Failure(
     error_class="BreakerOpen",
     error_message="its handler is paused: see what made the breaker open",
     fingerprint="breaker_open",
+)
+_STOPPED: Final = Failure(
+    "retry",
+    "paused",
+    scope="infrastructure",
+    error_class="Paused",
+    error_message="somebody paused its type: towpath worker status",
+    fingerprint="paused",
 )
 CANCELLED: Final = Failure("dead", "cancelled", error_class="Cancelled", error_message="cancelled on request")

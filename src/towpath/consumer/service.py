@@ -39,6 +39,7 @@ class _Probe:
             "refused_partitions": self._health.refused_partitions,
             "database": self._health.is_database_seen,
             "schema": "ok" if self._health.outdated is None else str(self._health.outdated),
+            "paused": list(self._health.paused),
             "draining": self._health.is_draining,
         }
 

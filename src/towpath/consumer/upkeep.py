@@ -10,6 +10,7 @@ from typing import Final
 from towpath.app import App
 from towpath.backoff import parse_duration
 from towpath.consumer.breakers import Breakers
+from towpath.consumer.pauses import Pauses
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.runs import Run
 from towpath.consumer.slots import Slots
@@ -69,6 +70,7 @@ class DueLoop:
         suspects: Suspects,
         slots: Slots,
         breakers: Breakers,
+        pauses: Pauses,
         wake: asyncio.Event,
         on_progress: Callable[[str], None],
     ) -> None:
@@ -76,6 +78,7 @@ class DueLoop:
         self._suspects = suspects
         self._slots = slots
         self._breakers = breakers
+        self._pauses = pauses
         self._claims = claims
         self._waves = waves
         self._roster = roster
@@ -91,7 +94,7 @@ class DueLoop:
         while True:
             self._wake.clear()
             self._on_progress("due")
-            free = self._slots.due_room
+            free = 0 if self._pauses.is_all else self._slots.due_room
             with self._suspects.look("database"):
                 started = await self._look(min(free, _DUE_BATCH)) if free > 0 else 0
             if free <= 0:
@@ -118,7 +121,7 @@ class DueLoop:
 
     async def _start(self, limit: int, admitted: Counter[str]) -> Counter[str]:
         """Types of what started; `admitted` are those that were given a slot for it."""
-        without = {*self._breakers.closed_types(), *self._slots.full_types()}
+        without = {*self._breakers.closed_types(), *self._slots.full_types(), *self._pauses.types}
         works = await self._claims.start_due(limit, without=without, may_start=self._admission(admitted))
         for work in works:
             crash_point(CrashPoint.DUE_STARTED)
@@ -218,7 +221,7 @@ class Reaper:
                 rounds += 1
 
     def _has_listened(self, seconds: float) -> bool:
-        """Whether messages could come for so long: while the broker is away, none of them is lost."""
+        """Whether messages could come for so long: with the broker away or the group paused none is lost."""
         if not self._is_listening():
             self._listening_since = None
             return False

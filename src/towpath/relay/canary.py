@@ -17,6 +17,7 @@ from towpath.errors import StoreUnavailable
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
+from towpath.relay.pauses import Pauses
 from towpath.relay.progress import Batch, Shards
 from towpath.store.canary import CanaryStore, is_canary
 from towpath.store.outbox import MESSAGE_ID
@@ -29,11 +30,18 @@ class Canaries:
     """Writes one per owned shard and interval, notes which came, measures what was not proved."""
 
     def __init__(
-        self, link: Link, store: CanaryStore, shards: Shards, options: RelayOptions, hooks: RelayHooks
+        self,
+        link: Link,
+        store: CanaryStore,
+        shards: Shards,
+        pauses: Pauses,
+        options: RelayOptions,
+        hooks: RelayHooks,
     ) -> None:
         self._link = link
         self._store = store
         self._shards = shards
+        self._pauses = pauses
         self._options = options
         self._hooks = hooks
         self._every = options.canary_every
@@ -75,7 +83,7 @@ class Canaries:
         """One round. Raises StoreUnavailable and the driver's errors."""
         connection = await self._link.connection()
         numbers = [shard.number for shard in self._shards]
-        if numbers:
+        if numbers and not self._pauses.is_everything:
             missing = await self._store.write(
                 connection,
                 numbers,

@@ -16,6 +16,7 @@ from towpath.relay.gates import Gates
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import JournalWriter
 from towpath.relay.options import RelayOptions
+from towpath.relay.pauses import Pauses
 from towpath.relay.poison import Poison
 from towpath.relay.progress import Batch, Shard, Shards, boot_time
 from towpath.relay.publish import Sender, Verdicts, judge
@@ -41,6 +42,7 @@ class Dispatch:
         gates: Gates,
         canaries: Canaries,
         shards: Shards,
+        pauses: Pauses,
         away: Away,
         options: RelayOptions,
         hooks: RelayHooks,
@@ -52,6 +54,7 @@ class Dispatch:
         self._gates = gates
         self._canaries = canaries
         self._shards = shards
+        self._pauses = pauses
         self._away = away
         self._options = options
         self._hooks = hooks
@@ -73,7 +76,7 @@ class Dispatch:
                 await self._handle(batch)
             elif not self._sender.is_started:
                 await self._reach()
-            if self._gates.is_due(boot_time()) and boot_time() >= self._away.until:
+            if self._gates.is_due(boot_time()) and self._may_publish(boot_time()):
                 await self._resend()
             await self._start_journaling()
         await self._written()
@@ -88,8 +91,9 @@ class Dispatch:
     async def _next(self) -> Batch | None:
         """The next batch: one that must be tried again, else one that was read; None after a tick."""
         now = boot_time()
-        if now < self._away.until:
-            await asyncio.sleep(min(self._away.until - now, _TICK_SECONDS))
+        if not self._may_publish(now):
+            wait = _TICK_SECONDS if self._pauses.is_everything else self._away.until - now
+            await asyncio.sleep(min(wait, _TICK_SECONDS))
             return None
         options, batches = self._options, self._reading.batches
         held = self._shards.due(now, row_limit=options.window_rows, byte_limit=options.window_bytes)
@@ -121,6 +125,9 @@ class Dispatch:
         self._away.observe(problem, now)
         self._reach_failures += 1
         self._reach_at = now + self._options.backoff.delay(self._reach_failures).total_seconds()
+
+    def _may_publish(self, now: float) -> bool:
+        return now >= self._away.until and not self._pauses.is_everything
 
     async def _handle(self, batch: Batch) -> None:
         """Publish what may be published of a batch, and settle it."""
@@ -268,7 +275,7 @@ class Dispatch:
 
     def _is_quiet(self, shard: Shard) -> bool:
         """Whether another relay could go on without repeating anything, or this one cannot finish."""
-        return shard.held is None or self._away.problem is not None
+        return shard.held is None or self._away.problem is not None or self._pauses.is_everything
 
     async def _release(self, leaving: list[Shard]) -> None:
         """Give up shards that other relays are to have; nothing of them is in flight here."""

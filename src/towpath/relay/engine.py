@@ -33,6 +33,7 @@ from towpath.relay.journaling import JournalWriter
 from towpath.relay.link import LEASES, LISTENS, PROGRESS, READS, SCHEDULE, Link
 from towpath.relay.mover import Mover
 from towpath.relay.options import RelayOptions
+from towpath.relay.pauses import Pauses
 from towpath.relay.poison import Poison
 from towpath.relay.progress import Shards, boot_time
 from towpath.relay.provenance import Provenance, home_of
@@ -86,6 +87,7 @@ class Relay:
         journal, leases = Journal(schema), Leases(schema)
         self._shards = Shards(held_bytes=options.held_bytes)
         self._away = Away(options.backoff, hooks)
+        self._pauses = Pauses(hooks)
         self._reading_link = Link(database_url, "reader", READS, command_timeout_seconds=_READ_SECONDS)
         self._journal_link = Link(database_url, "journal", PROGRESS, command_timeout_seconds=_WRITE_SECONDS)
         beat_seconds = min(options.renew_every, _WRITE_SECONDS)
@@ -95,6 +97,7 @@ class Relay:
             Link(database_url, "leases", LEASES, command_timeout_seconds=beat_seconds),
             leases,
             self._shards,
+            self._pauses,
             options,
             hooks,
         )
@@ -113,6 +116,7 @@ class Relay:
             journal,
             parking,
             self._shards,
+            self._pauses,
             self._away,
             self._wakeup,
             options,
@@ -127,11 +131,12 @@ class Relay:
         self._sender = Sender(broker.publisher(), provenance, options, hooks)
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
         self._poison = Poison(writer, Unpublished(schema), parking, self._shards, hooks)
-        self._gates = Gates(writer, parking, self._poison, self._shards, options, hooks)
+        self._gates = Gates(writer, parking, self._poison, self._shards, self._pauses, options, hooks)
         self._canaries = Canaries(
             Link(database_url, "canaries", LEASES, command_timeout_seconds=_WRITE_SECONDS),
             CanaryStore(schema),
             self._shards,
+            self._pauses,
             options,
             hooks,
         )
@@ -143,6 +148,7 @@ class Relay:
             self._gates,
             self._canaries,
             self._shards,
+            self._pauses,
             self._away,
             options,
             hooks,
@@ -263,6 +269,7 @@ class Relay:
             held_count=self._shards.held_count,
             gate_count=self._gates.count,
             blocked_shards=blocked,
+            paused=self._pauses.names,
             wakeup="notify" if self._wakeup.obstacle is None else f"poll: {self._wakeup.obstacle}",
             problems=problems,
         )

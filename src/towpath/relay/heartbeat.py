@@ -10,6 +10,7 @@ from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
+from towpath.relay.pauses import Pauses
 from towpath.relay.progress import Shards, boot_time
 from towpath.store.leases import Leases
 
@@ -33,6 +34,7 @@ class Heartbeat:
         link: Link,
         leases: Leases,
         shards: Shards,
+        pauses: Pauses,
         options: RelayOptions,
         hooks: RelayHooks,
     ) -> None:
@@ -41,6 +43,7 @@ class Heartbeat:
         self._link = link
         self._leases = leases
         self._shards = shards
+        self._pauses = pauses
         self._options = options
         self._hooks = hooks
         self.beat_at = boot_time()
@@ -81,9 +84,10 @@ class Heartbeat:
         with link_errors():
             connection = await self._link.connection()
             await self._leases.ensure_installed(connection)
-            living, place = await self._leases.beat(
+            living, place, paused = await self._leases.beat(
                 connection, self._relay, self._host, options.lease, options.broker_number
             )
+            self._pauses.told(paused)  # before there is a shard that anything could be published of
             sent_at = boot_time()
             renewed = await self._leases.renew(connection, self._relay, options.lease)
             orphans = self._take_in(renewed, sent_at + options.lease)

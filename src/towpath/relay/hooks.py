@@ -146,6 +146,15 @@ class RelayHooks:
             policy=policy,
         )
 
+    def pauses(self, destinations: int, *, is_everything: bool) -> None:
+        """How much is paused."""
+        self._telemetry.set(names.OUTBOX_PAUSES, destinations, scope="destination")
+        self._telemetry.set(names.OUTBOX_PAUSES, is_everything, scope="everything")
+
+    def pauses_changed(self, paused: Sequence[str]) -> None:
+        """Somebody paused publishing, or resumed it."""
+        log.warning("relay.pauses_changed", relay=self._relay, destinations=list(paused))
+
     def gates(self, count: int, blocked: int) -> None:
         """A look at the gates of the shards owned."""
         self._telemetry.set(names.RELAY_GATES_CLOSED, count)

@@ -14,7 +14,7 @@ from towpath.relay.journaling import JournalWriter
 from towpath.relay.progress import Batch, Shards, progress_before
 from towpath.relay.publish import GivenUp, Verdicts, is_copy, is_pointer
 from towpath.store.outbox import ID, SHARD, Row, Server
-from towpath.store.parking import Gated, Parking
+from towpath.store.parking import Gate, Gated, Parking
 from towpath.store.unpublished import Unpublished
 
 
@@ -81,11 +81,11 @@ class Poison:
             return None
         left = verdicts.left.get(number)
         done = progress_before(part, batch.rows[left[0]][ID]) if left else part.done
-        behind: dict[int, list[Row]] = defaultdict(list)
+        behind: dict[Gate, list[Row]] = defaultdict(list)
         for index in parked:
             gate = verdicts.parked[index]
             if gate.sequence != batch.rows[index][ID]:  # else read again: it is in the catalog already
-                behind[gate.id].append(batch.rows[index])
+                behind[gate].append(batch.rows[index])
         async with self._journal.fenced(shard, done, server) as connection:
             if connection is None:
                 return None

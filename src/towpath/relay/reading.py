@@ -13,6 +13,7 @@ from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
+from towpath.relay.pauses import Pauses
 from towpath.relay.progress import Batch, Shards, boot_time
 from towpath.relay.reader import MemoryStale, Reader, check_not_ahead
 from towpath.relay.wakeup import Wakeup
@@ -34,6 +35,7 @@ class Reading:
         journal: Journal,
         parking: Parking,
         shards: Shards,
+        pauses: Pauses,
         away: Away,
         wakeup: Wakeup,
         options: RelayOptions,
@@ -44,6 +46,7 @@ class Reading:
         self._journal = journal
         self._parking = parking
         self._shards = shards
+        self._pauses = pauses
         self._away = away
         self._wakeup = wakeup
         self._options = options
@@ -115,7 +118,8 @@ class Reading:
         await self._load()
         now = boot_time()
         batch = None
-        if now >= self._away.until and (shards := self._shards.readable(now)):
+        may_read = now >= self._away.until and not self._pauses.is_everything
+        if may_read and (shards := self._shards.readable(now)):
             batch = await reader.read(shards, now)
         if batch is None:
             self._wakeup.set_idle(False)

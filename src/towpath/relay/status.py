@@ -29,6 +29,8 @@ class RelayStatus:
     """Keys and shards that wait for a person's decision about a refused message, at the last look."""
     blocked_shards: list[int]
     """Shards of which nothing is sent until then."""
+    paused: list[str]
+    """Destinations that nothing is published to until a person resumes it; `*`: every one."""
     wakeup: str
     """How it hears of new rows while it is idle: `notify`, or `poll:` and why."""
     problems: list[str]

@@ -31,10 +31,11 @@ class Leases:
         host: str,
         lease_seconds: float,
         broker: int = 0,
-    ) -> tuple[int, int]:
-        """Say that this relay lives; returns how many of its broker do and its own place among them, from 0.
+    ) -> tuple[int, int, list[str]]:
+        """Say that this relay lives.
 
-        Raises ConfigurationError for a broker that nobody has added.
+        Returns how many of its broker do, its own place among them, from 0, and the destinations that are
+        paused. Raises ConfigurationError for a broker that nobody has added.
         """
         row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds, broker)
         if row is None:
@@ -44,7 +45,7 @@ class Leases:
                 f"no broker has the number {broker} (TOWPATH_RELAY__BROKER_NUMBER): see towpath broker list, "
                 "or add one with towpath broker add NAME"
             )
-        return row["living"], row["before"]
+        return row["living"], row["before"], row["paused"]
 
     async def renew(
         self, connection: asyncpg.Connection[Any], relay: UUID, lease_seconds: float

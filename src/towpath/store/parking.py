@@ -43,9 +43,19 @@ class Gated:
 class Gate:
     """A closed or opening gate."""
 
-    id: int
-    sequence: int
-    """Outbox id of the message it waits for."""
+    id: int | None
+    """None: a paused destination's, to be made with the first row behind it."""
+    sequence: int | None
+    """Outbox id of the message it waits for; None: of a paused destination's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A gate that is being emptied."""
+
+    shard: int
+    is_pause: bool
+    """Its destination was paused: any key may be behind it."""
 
 
 class Parking:
@@ -63,12 +73,12 @@ class Parking:
 
     async def gates_of(
         self, connection: asyncpg.Connection[Any], rows: Sequence[Row], server: Server
-    ) -> dict[tuple[int, str, str], Gate]:
-        """The gates that keyed rows wait behind, by shard, destination and key.
+    ) -> dict[tuple[int, str, str | None], Gate]:
+        """The gates that rows wait behind, by shard, destination and key; no key: the destination is paused.
 
         Raises StoreUnavailable where the connection leads to another server.
         """
-        wanted = {(row[SHARD], row[DESTINATION], row[KEY]) for row in rows if row[KEY] is not None}
+        wanted = {(row[SHARD], row[DESTINATION], row[KEY]) for row in rows}
         if not wanted:
             return {}
         shards, destinations, keys = map(list, zip(*wanted, strict=True))
@@ -90,10 +100,17 @@ class Parking:
         """A parked row was refused as well: its gate waits for a decision about that one."""
         await connection.execute(self._sql["close_again"], row[GATE], policy, row[MESSAGE_ID], row[ID])
 
-    async def park(self, connection: asyncpg.Connection[Any], gates: Mapping[int, Sequence[Row]]) -> None:
+    async def park(self, connection: asyncpg.Connection[Any], gates: Mapping[Gate, Sequence[Row]]) -> None:
         """Keep rows of the outbox behind their gates; those that are there already stay."""
-        rows = [(gate, row) for gate, parked in gates.items() for row in parked]
-        columns = (ID, MESSAGE_ID, KIND, TYPE, CONTENT_TYPE, HEADERS, PAYLOAD, CREATED_AT)
+        made: dict[tuple[int, str], int] = {}
+        rows: list[tuple[int, Row]] = []
+        for gate, parked in gates.items():
+            for row in parked:
+                place = (row[SHARD], row[DESTINATION])
+                if gate.id is None and place not in made:
+                    made[place] = await connection.fetchval(self._sql["pause"], *place)
+                rows.append((made[place] if gate.id is None else gate.id, row))
+        columns = (ID, MESSAGE_ID, KIND, TYPE, KEY, CONTENT_TYPE, HEADERS, PAYLOAD, CREATED_AT)
         await connection.execute(
             self._sql["park"],
             [gate for gate, _ in rows],
@@ -102,10 +119,10 @@ class Parking:
 
     async def released(
         self, connection: asyncpg.Connection[Any], shards: Sequence[int], server: Server, *, limit: int
-    ) -> dict[int, int]:
-        """Gates that a person has opened, the oldest first, with their shards."""
+    ) -> dict[int, Opened]:
+        """Gates that a person has opened, the oldest first."""
         rows = await connection.fetch(self._sql["released"], shards, limit, server.started_at)
-        return {row["gate"]: row["shard"] for row in rows}
+        return {row["gate"]: Opened(row["shard"], row["is_pause"]) for row in rows}
 
     async def behind(
         self, connection: asyncpg.Connection[Any], gates: Sequence[int], *, row_limit: int, byte_limit: int

@@ -52,8 +52,13 @@ _EVENTS: Final = (
     ),
     _event(
         "relay.gate_released",
-        "What waited for a refused message was sent, after a person decided; empty gates are gone.",
+        "What waited for a refused message, or for a paused destination, was sent; empty gates are gone.",
         "relay shard count removed closed_again",
+    ),
+    _event(
+        "relay.pauses_changed",
+        "A person paused publishing or resumed it: to these destinations nothing is sent now; `*` is all.",
+        "relay destinations",
     ),
     _event("relay.slot_cleared", "A slot of the outbox ring was truncated.", "relay slot bytes seconds"),
     _event(
@@ -83,6 +88,11 @@ _EVENTS: Final = (
     ),
     _event("worker.loop_blocked", "A handler kept the event loop to itself.", "group handler seconds"),
     _event("worker.lease_lost", "The worker lapsed; it starts again under a new id.", "group worker"),
+    _event(
+        "worker.pauses_changed",
+        "A person paused the group or resumed it: of these types nothing is started now; `*` is all.",
+        "group types",
+    ),
     _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error backoff_seconds"),
     _event("worker.store_recovered", "Intake goes on.", "group seconds"),
     _event("broker.disconnected", "The client lost the broker and reconnects.", "group error"),

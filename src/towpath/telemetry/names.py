@@ -40,6 +40,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "reason": "towpath.reason_code",
         "stage": "towpath.dead_letter.stage",
         "actor": "towpath.actor",
+        "scope": "towpath.pause.scope",
     }
 )
 """The short names used in code, and the attribute keys they stand for."""
@@ -225,6 +226,14 @@ RELAY_GATES_CLOSED: Final = Metric(
     "{gate}",
     "Keys and shards of this relay that wait for a decision about a refused message, or are being caught up.",
 )
+OUTBOX_PAUSES: Final = Metric(
+    "towpath.outbox.pauses",
+    "gauge",
+    "{pause}",
+    "Where a person has stopped publishing: destinations, and whether that is everything. "
+    "Every relay reports it: take the maximum.",
+    ("scope",),
+)
 RELAY_LEASES_LOST: Final = Metric(
     "towpath.relay.leases.lost", "counter", "{lease}", "Times this relay found that its lease was gone."
 )
@@ -275,6 +284,14 @@ BREAKERS_OPEN: Final = Metric(
     "{breaker}",
     "Dependencies, or handlers with a storm of dead letters, that are probed one message at a time.",
     ("group",),
+)
+WORKER_PAUSES: Final = Metric(
+    "towpath.worker.pauses",
+    "gauge",
+    "{pause}",
+    "Where a person has stopped a group from starting work: types, and whether that is everything. "
+    "Every member reports it: take the maximum.",
+    ("group", "scope"),
 )
 TASKS_OPEN: Final = Metric(
     "towpath.tasks.open",
@@ -337,6 +354,7 @@ METRICS: Final = (
     RELAY_SHARDS_OWNED,
     RELAY_SHARDS_BLOCKED,
     RELAY_GATES_CLOSED,
+    OUTBOX_PAUSES,
     RELAY_LEASES_LOST,
     TASKS_CLAIMED,
     TASKS_SETTLED,
@@ -346,6 +364,7 @@ METRICS: Final = (
     PARTITIONS_REFUSED,
     WORKER_LEASES_LOST,
     BREAKERS_OPEN,
+    WORKER_PAUSES,
     TASKS_REAPED,
     TASKS_OPEN,
     TASKS_DUE,

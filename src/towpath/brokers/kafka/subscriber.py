@@ -89,6 +89,14 @@ class KafkaSubscriber:
         if self._session is not None and not self._closing.is_set():
             self._session.seek_back(first_offsets)
 
+    def pause(self) -> None:
+        """Fetch nothing more."""
+        self._intake.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._intake.resume()
+
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the partition is still assigned to this member under the delivery's epoch."""
         return self._assignments.is_current(delivery)

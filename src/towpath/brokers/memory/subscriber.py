@@ -128,6 +128,15 @@ class MemorySubscriber:
                     held.position = min(held.position, buffered.offset)
         self._wakeup.set()
 
+    def pause(self) -> None:
+        """Fetch nothing more."""
+        self._intake.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._intake.resume()
+        self._wakeup.set()
+
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the partition is still held under the delivery's epoch."""
         held = self._held.get(delivery.partition)

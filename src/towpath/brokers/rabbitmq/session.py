@@ -24,6 +24,7 @@ _PROBE_INTERVAL_SECONDS: Final = 3.0
 _PROBE_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 9.0
 _SETTLE_SECONDS: Final = 3.0
+_PAUSE_SECONDS: Final = 0.2
 _DEAD_PREFETCH: Final = 10
 """Of what the broker dead-lettered: beside the intake's bound, and few."""
 
@@ -75,6 +76,8 @@ class ConsumerSession:
         self._intake = intake
         self._prefetch = prefetch
         self._least_prefetch = 1
+        self._probed = ""
+        """A queue that must be there."""
         self._new_epoch = new_epoch
         self._link: Link | None = None
         self._consumers: dict[str, _Consumer] = {}
@@ -107,17 +110,18 @@ class ConsumerSession:
             for address in addresses
             for queue in group_queues(group, address, self._config.queues_per_group)
         ]
-        self._least_prefetch = len(queues)
+        self._least_prefetch, self._probed = len(queues), queues[0][0].name
         try:
             self._link = await Link.open(self._config)
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 self._probe_channel = await self._link.channel(confirms=False)
-                share = max(1, self._prefetch // len(queues))
-                for queue, address in queues:
-                    await self._consume(queue, address, share)
-                for address in addresses:
-                    dead = broker_dead_letter_queue(group, address)
-                    await self._consume(dead, address, min(share, _DEAD_PREFETCH), is_of_the_dead=True)
+                if not self._intake.is_paused:
+                    share = max(1, self._prefetch // len(queues))
+                    for queue, address in queues:
+                        await self._consume(queue, address, share)
+                    for address in addresses:
+                        dead = broker_dead_letter_queue(group, address)
+                        await self._consume(dead, address, min(share, _DEAD_PREFETCH), is_of_the_dead=True)
         except BaseException as error:
             await self.abandon()
             if isinstance(error, asyncio.CancelledError) and not is_cancelled_from_outside():
@@ -214,6 +218,7 @@ class ConsumerSession:
         tasks = [
             asyncio.create_task(self._settle_regularly(), name="rabbitmq-settle"),
             asyncio.create_task(self._watch(), name="rabbitmq-watch"),
+            asyncio.create_task(self._heed_pause(), name="rabbitmq-pause"),
         ]
         try:
             await asyncio.wait([*tasks, self._failure], return_when=asyncio.FIRST_COMPLETED)
@@ -242,15 +247,27 @@ class ConsumerSession:
 
     async def _watch(self) -> None:
         """Ask the broker for something small now and then: TCP hides a frozen peer for a long time."""
-        queue = next(iter(self._consumers))
         while self._probe_channel is not None:
             await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
             try:
                 async with asyncio.timeout(_PROBE_SECONDS):
-                    await self._probe_channel.queue_declare(queue, passive=True)
+                    await self._probe_channel.queue_declare(self._probed, passive=True)
             except TimeoutError as error:
                 raise BrokerUnavailable("RabbitMQ: the broker does not answer") from error
             self._answered_at = time.monotonic()
+
+    async def _heed_pause(self) -> None:
+        """Raise GivenBack when the next session should consume nothing, or again.
+
+        What was prefetched before a pause would be overdue at the broker some day; what runs is
+        waited for, so that it can be acknowledged here.
+        """
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            intake, is_consuming = self._intake, bool(self._consumers)
+            is_idle = intake.count == intake.buffered_count
+            if is_consuming is intake.is_paused and (is_idle or not is_consuming):
+                raise GivenBack
 
     async def close(self) -> None:
         """Send what is settled, wait until it is written, close in order; bounded."""

@@ -112,6 +112,14 @@ class RabbitSubscriber:
             for delivery in deliveries:
                 self._session.release(delivery)
 
+    def pause(self) -> None:
+        """Fetch nothing more."""
+        self._intake.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._intake.resume()
+
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the channel the delivery came by is still open."""
         return self._session is not None and self._session.holds(delivery)

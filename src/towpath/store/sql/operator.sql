@@ -144,8 +144,8 @@ with letter as materialized (
    where g.message_id = d.message_id and g.released_at is null
   returning g.id as gate, g.sequence, d.id as letter, g.destination = d.source as is_of_source
 ), put_first as (
-  insert into towpath.parked_message (gate, id, message_id, kind, type, content_type, headers, payload, created_at)
-  select g.gate, g.sequence, d.message_id, coalesce(d.kind, 'event'), coalesce(d.type, 'unknown'),
+  insert into towpath.parked_message (gate, id, message_id, kind, type, key, content_type, headers, payload, created_at)
+  select g.gate, g.sequence, d.message_id, coalesce(d.kind, 'event'), coalesce(d.type, 'unknown'), d.key,
          coalesce(d.content_type, 'application/octet-stream'), d.headers, d.payload, d.first_dead_at
     from opened g join letter d on d.id = g.letter
   on conflict (gate, id) do nothing
@@ -224,8 +224,8 @@ select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, 
   from towpath.task_event e where e.consumer_group = $1 and e.task_id = $2 order by e.seq
 
 -- name: outbox_backlog
--- Per shard: owner, progress, what is not published yet and what is parked, counted up to $1 rows. Takes no locks;
--- indexes: outbox_window, those of publish_gate.
+-- Per shard: owner, progress, what is not published yet and what is parked behind refused messages or because its
+-- destination is paused, each counted up to $1 rows. Takes no locks; indexes: outbox_window, those of publish_gate.
 select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r.host as relay_host,
        extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
        (select extract(epoch from towpath.clock() - c.proved_at)::float8 from towpath.canary c where c.shard = l.shard)
@@ -234,7 +234,9 @@ select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r
        (select count(*) from (select from towpath.publish_gate g where g.shard = l.shard and g.policy = 'park_key'
                               limit $1) k) as keys_parked,
        (select count(*) from (select from towpath.publish_gate g join towpath.parked_message m on m.gate = g.id
-                              where g.shard = l.shard limit $1) m) as parked,
+                              where g.shard = l.shard and g.policy <> 'pause' limit $1) m) as parked,
+       (select count(*) from (select from towpath.publish_gate g join towpath.parked_message m on m.gate = g.id
+                              where g.shard = l.shard and g.policy = 'pause' limit $1) m) as paused,
        exists (select from towpath.publish_gate g where g.shard = l.shard and g.policy = 'block') as is_blocked
   from towpath.shard_lease l
   left join towpath.relay r on r.id = l.relay
@@ -262,12 +264,17 @@ select c.relname as name, greatest(c.reltuples, 0)::bigint as rows_estimated, pg
  where i.inhparent = 'towpath.outbox'::regclass order by c.relname
 
 -- name: destinations
--- Every destination with a row or a gate: gates and what is parked behind them, counted up to $1. Indexes: primary keys.
+-- Every destination with a row, a gate or a pause: gates that wait for a decision, and all that is parked, counted up
+-- to $1. Indexes: primary keys.
 select n.name, b.name as broker, coalesce(d.address, n.name) as address, coalesce(d.on_poison, 'park') as on_poison,
-       (select count(*) from (select from towpath.publish_gate g where g.destination = n.name limit $1) g) as gates,
+       (select count(*) from (select from towpath.publish_gate g where g.destination = n.name and g.policy <> 'pause'
+                              limit $1) g) as gates,
        (select count(*) from (select from towpath.publish_gate g join towpath.parked_message m on m.gate = g.id
-                              where g.destination = n.name limit $1) m) as parked
-  from (select d.name from towpath.destination d union select g.destination from towpath.publish_gate g) n
+                              where g.destination = n.name limit $1) m) as parked,
+       (select min(p.paused_at) from towpath.pause p
+         where p.kind = 'publish' and p.name in ('*', n.name) and p.resumed_at is null) as paused_at
+  from (select d.name from towpath.destination d union select g.destination from towpath.publish_gate g
+        union select p.name from towpath.pause p where p.kind = 'publish' and p.name <> '*' and p.resumed_at is null) n
   left join towpath.destination d on d.name = n.name
   join towpath.broker b on b.number = coalesce(d.broker, 0)
  order by n.name

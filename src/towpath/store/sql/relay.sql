@@ -152,7 +152,7 @@ update towpath.dead_letter set copy_error = $2 where id = $1
 
 -- name: beat_relay
 -- Say that relay $1 of broker $4 on host $2 lives, forget those long gone, and count the living of that broker, this
--- one included, and those of them that come before it. $3 is the lease in seconds. Locks its own row and dead ones.
+-- one included, and those of them that come before it; and where publishing is paused. $3 is the lease in seconds. Locks its own row and dead ones.
 with me as (
   insert into towpath.relay (id, host, broker) values ($1, $2, $4)
   on conflict (id) do update set seen_at = towpath.clock()
@@ -162,7 +162,8 @@ with me as (
     for update skip locked))
 )
 select 1 + count(*) as living, count(*) filter (where r.id < $1) as before,
-       exists (select from towpath.broker b where b.number = $4) as is_known
+       exists (select from towpath.broker b where b.number = $4) as is_known,
+       array(select p.name from towpath.pause p where p.kind = 'publish' and p.resumed_at is null) as paused
 from towpath.relay r
 where r.id <> $1 and r.broker = $4 and r.seen_at > towpath.clock() - make_interval(secs => $3)
 

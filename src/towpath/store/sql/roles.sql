@@ -59,6 +59,8 @@ grant select, update on towpath.shard_lease to towpath_relay;
 grant select, insert, update, delete on towpath.relay to towpath_relay;
 grant select, insert, update on towpath.dead_letter to towpath_relay;
 grant select, insert, update, delete on towpath.publish_gate, towpath.parked_message to towpath_relay;
+-- Where it must not publish for now.
+grant select on towpath.pause to towpath_relay;
 -- Events for later become outbox rows when due.
 grant select, delete on towpath.scheduled to towpath_relay;
 grant select, insert, delete on towpath.scheduled_progress to towpath_relay;
@@ -75,7 +77,7 @@ grant select, insert, update on towpath.consumer_group to towpath_worker;
 -- History is written, and forgotten with its task; never changed.
 grant select, insert, delete on towpath.task_event to towpath_worker;
 grant select, insert, update on towpath.dead_letter to towpath_worker;
-grant select on towpath.shard_progress, towpath.parked_message to towpath_worker;
+grant select on towpath.shard_progress, towpath.parked_message, towpath.pause to towpath_worker;
 grant select, insert, update on towpath.group_offset to towpath_worker;
 -- A delayed task is numbered when it is due.
 grant usage on sequence towpath.outbox_id_seq to towpath_worker;
@@ -88,9 +90,10 @@ grant insert, update, delete on towpath.key_gate to towpath_operator;
 grant insert on towpath.task_event, towpath.dead_letter_revision to towpath_operator;
 -- Dead letters that were exported and are missing.
 grant insert on towpath.task, towpath.dead_letter to towpath_operator;
-grant insert, update on towpath.audit, towpath.group_offset, towpath.consumer_group to towpath_operator;
+grant insert, update on towpath.audit, towpath.group_offset, towpath.consumer_group, towpath.pause to towpath_operator;
 grant insert, update, delete on towpath.destination to towpath_operator;
 grant update (cluster, home) on towpath.broker to towpath_operator;
 grant update on towpath.partitioning to towpath_operator;
+grant select on sequence towpath.relays_asleep_until to towpath_operator;
 -- To lock them while no relay may run.
 grant update (lease_until) on towpath.shard_lease to towpath_operator;

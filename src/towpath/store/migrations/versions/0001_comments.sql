@@ -94,13 +94,23 @@ comment on column towpath.journal.snapshot_to is 'The window being published: vi
 comment on column towpath.journal.xid is 'The writing transaction; tells a copied or restored database from the original.';
 comment on column towpath.journal.created_at is 'When it was written, by the database clock.';
 
-comment on table towpath.publish_gate is 'Keys (park_key) and shards (block) that wait until a person decides about a message that cannot be published.';
+comment on table towpath.pause is 'What people have stopped for now, and what they had stopped before.';
+comment on column towpath.pause.id is 'Order of stopping.';
+comment on column towpath.pause.kind is 'publish: messages to a destination stay here. start: a consumer group starts no work.';
+comment on column towpath.pause.name is 'The destination, * for every one; or the consumer group.';
+comment on column towpath.pause.type is 'Of a consumer group: the message type, empty for every one.';
+comment on column towpath.pause.actor is 'Who stopped it.';
+comment on column towpath.pause.reason is 'Why, in the words of the operator.';
+comment on column towpath.pause.paused_at is 'Since when.';
+comment on column towpath.pause.resumed_at is 'Until when; null while it is in force. Kept, since the time between does not count towards the age of work.';
+
+comment on table towpath.publish_gate is 'Keys (park_key) and shards (block) that wait until a person decides about a message that cannot be published, and paused destinations (pause).';
 comment on column towpath.publish_gate.id is 'Order of closing.';
 comment on column towpath.publish_gate.shard is 'The shard; its owner closes the gate and sends what is behind it.';
-comment on column towpath.publish_gate.destination is 'Destination of the message that was refused.';
-comment on column towpath.publish_gate.key is 'Its ordering key: whatever follows in it is parked. Null only where the shard is blocked.';
-comment on column towpath.publish_gate.policy is 'park_key: later messages of the key wait. block: the whole shard does.';
-comment on column towpath.publish_gate.message_id is 'The message it waits for; its dead letter has stage publish.';
+comment on column towpath.publish_gate.destination is 'Destination of the message that was refused, or the one that is paused.';
+comment on column towpath.publish_gate.key is 'Its ordering key: whatever follows in it is parked. Null where the shard is blocked or the destination is paused.';
+comment on column towpath.publish_gate.policy is 'park_key: later messages of the key wait. block: the whole shard does. pause: all of the destination in the shard.';
+comment on column towpath.publish_gate.message_id is 'The message it waits for; its dead letter has stage publish. Null for a pause.';
 comment on column towpath.publish_gate.sequence is 'Its outbox id.';
 comment on column towpath.publish_gate.created_at is 'When it was closed first.';
 comment on column towpath.publish_gate.released_at is 'When its dead letter was replayed or discarded; null while nobody has decided.';
@@ -111,6 +121,7 @@ comment on column towpath.parked_message.id is 'Outbox id, as it travels.';
 comment on column towpath.parked_message.message_id is 'As in outbox.';
 comment on column towpath.parked_message.kind is 'As in outbox.';
 comment on column towpath.parked_message.type is 'As in outbox.';
+comment on column towpath.parked_message.key is 'As in outbox.';
 comment on column towpath.parked_message.content_type is 'As in outbox.';
 comment on column towpath.parked_message.headers is 'As in outbox.';
 comment on column towpath.parked_message.payload is 'As in outbox.';

@@ -182,21 +182,38 @@ create view towpath.shard_progress as
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
   order by p.shard, p.epoch desc, j.seq desc;
 
--- Keys, or whole shards, that wait until a person decides about a message that cannot be published.
+-- What people have stopped for now: publishing to a destination ('*' is every one), or a consumer group's starting of
+-- work ('' is every type). Those that ended stay: the time of what waited meanwhile does not count towards its age.
+create table towpath.pause (
+  id         bigint generated always as identity primary key,
+  kind       text not null check (kind in ('publish', 'start')),
+  name       text not null,
+  type       text not null default '',
+  actor      text not null,
+  reason     text not null,
+  paused_at  timestamptz not null default towpath.clock(),
+  resumed_at timestamptz
+);
+create unique index pause_open on towpath.pause (kind, name, type) where resumed_at is null;
+
+-- Keys, or whole shards, that wait until a person decides about a message that cannot be published; and a shard's
+-- messages to a destination that is paused, or was and is being caught up.
 create table towpath.publish_gate (
   id          bigint generated always as identity primary key,
   shard       smallint not null,
   destination text not null,
   key         text,
-  policy      text not null check (policy in ('park_key', 'block')),
-  message_id  uuid not null,
-  sequence    bigint not null,
+  policy      text not null check (policy in ('park_key', 'block', 'pause')),
+  message_id  uuid,
+  sequence    bigint,
   created_at  timestamptz not null default towpath.clock(),
   released_at timestamptz,
-  unique (shard, destination, key)
+  unique (shard, destination, key),
+  check ((policy = 'pause') = (message_id is null) and (policy = 'pause') = (sequence is null))
 );
 create index publish_gate_head on towpath.publish_gate (message_id);
 create index publish_gate_block on towpath.publish_gate (shard) where policy = 'block';
+create unique index publish_gate_pause on towpath.publish_gate (shard, destination) where policy = 'pause';
 create index publish_gate_released on towpath.publish_gate (shard, id) where released_at is not null;
 
 -- What waits behind a gate: taken out of the outbox whole, so that the ring never has to keep it.
@@ -206,6 +223,7 @@ create table towpath.parked_message (
   message_id   uuid not null,
   kind         text not null,
   type         text not null,
+  key          text,
   content_type text not null,
   headers      json not null,
   payload      bytea,

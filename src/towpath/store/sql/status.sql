@@ -1,0 +1,50 @@
+-- How things stand, from the database alone. Take no locks.
+
+-- name: relays
+-- Relays that beat of late, with the shards each holds and whether idle ones are notified. Index: primary keys.
+select r.id, r.host, r.started_at, r.seen_at, extract(epoch from towpath.clock() - r.seen_at)::float8 as seen_ago_seconds,
+       array(select l.shard from towpath.shard_lease l where l.relay = r.id and l.lease_until > towpath.clock()
+             order by l.shard) as shards,
+       (select s.last_value from towpath.relays_asleep_until s) > extract(epoch from towpath.clock()) as is_notified
+  from towpath.relay r order by r.started_at, r.id
+
+-- name: groups
+-- Consumer groups of $1 (null: any) that have a task, a worker or a pause. Skips from group to group in the primary key.
+with recursive g as (
+  select min(t.consumer_group) as name from towpath.task t
+  union all
+  select (select min(t.consumer_group) from towpath.task t where t.consumer_group > g.name) from g
+   where g.name is not null
+)
+select n.name from (select g.name from g where g.name is not null
+                    union select w.consumer_group from towpath.worker w
+                    union select p.name from towpath.pause p where p.kind = 'start' and p.resumed_at is null) n
+ where $1::text[] is null or n.name = any($1) order by n.name
+
+-- name: workers
+-- Members of groups $1 with what each runs. Index: task_running.
+select w.consumer_group, w.id, w.host, w.started_at, w.lease_until, w.lease_until > towpath.clock() as is_alive,
+       (select count(*) from towpath.task t where t.worker = w.id and t.state = 'RUNNING') as running
+  from towpath.worker w where w.consumer_group = any($1::text[]) order by w.consumer_group, w.started_at, w.id
+
+-- name: find_in_outbox
+-- Rows of the ring under message id $1 or outbox id $2, the oldest first. Reads the whole ring: no index has either.
+select m.status, m.id, m.shard, m.message_id, m.kind, m.destination, m.type, m.key, m.content_type,
+       m.headers::text as headers, m.payload, m.created_at
+  from towpath.outbox_message m where m.message_id = $1 or m.id = $2 order by m.id
+
+-- name: find_parked
+-- The same of what waits behind gates, with its gate. By message id: index parked_message_id.
+select p.id, g.shard, p.message_id, p.kind, g.destination, p.type, p.key, p.content_type, p.headers::text as headers,
+       p.payload, p.created_at, g.policy, g.message_id as waits_for_message, g.released_at is not null as is_released
+  from towpath.parked_message p join towpath.publish_gate g on g.id = p.gate
+ where p.message_id = $1 or p.id = $2 order by p.id
+
+-- name: find_delayed
+-- Events for later under message id $1 that are not in the outbox yet. Reads the whole table.
+select s.message_id, s.destination, s.type, s.key, s.content_type, s.headers::text as headers, s.payload, s.created_at,
+       s.due_at
+  from towpath.scheduled s
+  cross join (select p.due_upto, p.id_upto, p.snapshot from towpath.scheduled_progress p order by p.seq desc limit 1) d
+ where s.message_id = $1
+   and not ((s.due_at, s.id) <= (d.due_upto, d.id_upto) and pg_visible_in_snapshot(s.xid, d.snapshot))
