@@ -1,7 +1,6 @@
 """Stopping and resuming, how relays and groups stand, where one message is: from the database alone."""
 
 import json
-from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
@@ -93,10 +92,10 @@ async def test_a_group_is_paused_by_type_and_resumed_as_a_whole(db: Db, towpath:
 async def test_the_status_of_relays_says_who_lives_and_what_has_no_owner(db: Db, towpath: Run) -> None:
     """R15: also of one that beat long ago."""
     await db.execute(
-        "insert into towpath.relay (id, host, seen_at) values ($1, 'alpha', now()), ($2, 'beta', now() - $3::interval)",
+        "insert into towpath.relay (id, host, seen_at) values"
+        " ($1, 'alpha', now()), ($2, 'beta', now() - interval '5 minutes')",
         UUID(int=1),
         UUID(int=2),
-        timedelta(minutes=5),
     )
     await db.execute(
         "update towpath.shard_lease set relay = $1, epoch = 3, lease_until = towpath.clock() + '1 hour'"

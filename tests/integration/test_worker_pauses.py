@@ -127,7 +127,7 @@ async def test_one_type_is_paused_while_others_go_on_and_its_flood_makes_way(mig
 async def test_the_time_of_a_pause_does_not_count_towards_the_age_of_what_waited(
     migrated_url: str, paused_type: str, end: str
 ) -> None:
-    """C12: it started five hours ago, four of them a pause of its group; one of another type does not help."""
+    """C12: it started five hours ago, four of them a pause of its group; another type's does not help."""
     app = depot(retry=RetryPolicy(attempts=9, base="1h", cap="1h", max_age="3h"))
 
     @app.idempotent()

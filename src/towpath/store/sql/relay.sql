@@ -152,7 +152,8 @@ update towpath.dead_letter set copy_error = $2 where id = $1
 
 -- name: beat_relay
 -- Say that relay $1 of broker $4 on host $2 lives, forget those long gone, and count the living of that broker, this
--- one included, and those of them that come before it; and where publishing is paused. $3 is the lease in seconds. Locks its own row and dead ones.
+-- one included, and those of them that come before it; and where publishing is paused. $3 is the lease in seconds.
+-- Locks its own row and dead ones.
 with me as (
   insert into towpath.relay (id, host, broker) values ($1, $2, $4)
   on conflict (id) do update set seen_at = towpath.clock()
