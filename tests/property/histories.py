@@ -31,6 +31,7 @@ from towpath.settings import WorkerSettings
 from towpath.states import TaskState
 from towpath.store.database import Database
 from towpath.store.doubts import Resolutions
+from towpath.store.groups import Terms
 from towpath.telemetry.metrics import NO_TELEMETRY
 
 TOGETHER: Final = 12
@@ -274,12 +275,16 @@ class _History:
             self._world.database,
             subscriber,
             _SETTINGS.model_copy(update={"max_deliveries": limit}),
+            terms=Terms(app.ordering, None),
             installation="test",
             destinations={},
             outbox=Outbox(),
             resources={},
             telemetry=NO_TELEMETRY,
+            broker_labels={},
             on_progress=lambda _: None,
+            on_outdated=lambda _: None,
+            on_paused=lambda _: None,
         )
         member.mortal()
         await subscriber.start(member)
