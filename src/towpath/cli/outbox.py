@@ -7,7 +7,7 @@ import typer
 from towpath.cli import backlog, pausing, rebasing, republishing
 from towpath.cli.locating import show
 from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name, text
-from towpath.cli.output import age, as_json, cell, table
+from towpath.cli.output import age, as_json, cell, clean, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
 from towpath.messages.limits import check_destination
@@ -22,6 +22,8 @@ app = typer.Typer(
 _WHICH = "say which: --destination orders, or --all"
 _UNPROVED = 300.0
 """Seconds; as in the alert."""
+_LONG = 60.0
+"""Seconds after which an open transaction is worth a word."""
 
 app.command()(show)
 
@@ -40,9 +42,9 @@ def status(
     if json:
         as_json(report)
         return
-    total, oldest = report["pending"], report["oldest_age_seconds"]
+    total, waiting = report["pending"], age(report["oldest_age_seconds"])
     is_capped = any(shard["is_capped"] for shard in report["shards"])
-    print(f"{total}{'+' if is_capped else ''} pending, oldest {age(oldest)}; {report['relay_count']} relays")
+    print(f"{total}{'+' if is_capped else ''} pending, oldest {waiting}; {report['relay_count']} relays")
     if line := backlog.unowned(report["shards"]):
         print(line)
     unproved = [
@@ -59,6 +61,9 @@ def status(
     if report["paused"]:
         print(f"{report['paused']} wait for a paused destination, or for their turn after it was")
     pausing.tell(report["pauses"])
+    oldest = report["oldest_transaction"]
+    if oldest is not None and oldest["age_seconds"] > _LONG:
+        print(f"a transaction is open since {age(oldest['age_seconds'])}: {_holder(oldest)}")
     rows = [backlog.row_of(shard) for shard in report["shards"] if every or shard["pending"]]
     if rows:
         table(rows, backlog.COLUMNS, empty="")
@@ -189,12 +194,18 @@ def confirm(reason: Because = "", actor: Actor = None, json: Json = False) -> No
             )
 
 
+def _holder(transaction: dict[str, Any]) -> str:
+    pid = transaction["pid"]
+    return clean(transaction["kind"] if pid is None else f"{transaction['kind']} (pid {pid})")
+
+
 async def _status() -> dict[str, Any]:
     async with connected() as session:
         sql = load("operator", session.schema)
         shards = await backlog.shards_of(session)
         slots = [dict(row) for row in await session.connection.fetch(sql["outbox_slots"])]
         pauses = await PauseStore(session.schema).open(session.connection, "publish")
+        oldest = await session.connection.fetchrow(load("status", session.schema)["oldest_transaction"])
     return {
         **backlog.totals(shards),
         "parked": sum(row["parked"] for row in shards),
@@ -203,5 +214,7 @@ async def _status() -> dict[str, Any]:
         "pauses": pauses,
         "relay_count": len({row["relay"] for row in shards if row["is_owned"]}),
         "shards": shards,
+        "slots_free": sum(slot["is_empty"] for slot in slots),
         "slots": slots,
+        "oldest_transaction": None if oldest is None else dict(oldest),
     }

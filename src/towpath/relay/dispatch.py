@@ -253,8 +253,6 @@ class Dispatch:
                 shard.retry_at = now + self._options.backoff.delay(tries).total_seconds()
             else:
                 shard.retry_at = now  # followers of a message that is out of the way now
-        if not verdicts.left:
-            self._hooks.oldest_unsent(0.0)
 
     async def _put_aside(self, batch: Batch, verdicts: Verdicts) -> dict[int, Gated]:
         await self._written()

@@ -25,6 +25,7 @@ from towpath.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from towpath.failures import problem_of
 from towpath.relay.away import Away
 from towpath.relay.canary import Canaries
+from towpath.relay.census import CensusLoop
 from towpath.relay.dispatch import Dispatch
 from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
@@ -42,6 +43,7 @@ from towpath.relay.reading import Reading
 from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
 from towpath.relay.wakeup import Wakeup
+from towpath.store.backlog import BacklogStore
 from towpath.store.canary import CanaryStore
 from towpath.store.journal import Journal
 from towpath.store.leases import Leases
@@ -140,6 +142,13 @@ class Relay:
             options,
             hooks,
         )
+        self._census = CensusLoop(
+            Link(database_url, "census", READS, command_timeout_seconds=_READ_SECONDS),
+            BacklogStore(schema),
+            self._shards,
+            options,
+            hooks,
+        )
         self._dispatch = Dispatch(
             self._reading,
             self._sender,
@@ -184,6 +193,7 @@ class Relay:
                     tasks.create_task(self._mover.run(), name="moving"),
                     tasks.create_task(self._canaries.run(), name="canaries"),
                     tasks.create_task(self._wakeup.run(), name="wakeup"),
+                    tasks.create_task(self._census.run(), name="census"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
                 await self._drained(stop, publishing)
@@ -214,6 +224,7 @@ class Relay:
         self._clearing.close()
         self._mover.close()
         self._canaries.close()
+        self._census.close()
         self._wakeup.close()
         self._heartbeat.close()  # a beat may have been cut short
         with contextlib.suppress(StoreUnavailable, ConfigurationError, TimeoutError):  # then they expire

@@ -72,9 +72,15 @@ class RelayHooks:
         age = time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000
         telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age))
 
-    def oldest_unsent(self, seconds: float) -> None:
-        """Age of the oldest row that is not sent, as far as this relay has read."""
-        self._telemetry.set(names.OUTBOX_OLDEST_AGE, seconds)
+    def backlog(self, unowned: int, oldest_unsent_seconds: float, transaction_seconds: float) -> None:
+        """What the database knows of the broker's shards, and of its own oldest transaction."""
+        self._telemetry.set(names.SHARDS_UNOWNED, unowned)
+        self._telemetry.set(names.OUTBOX_OLDEST_AGE, oldest_unsent_seconds)
+        self._telemetry.set(names.OLDEST_TRANSACTION_AGE, transaction_seconds)
+
+    def journal_lag(self, seconds: float) -> None:
+        """How long something has been published and not written down."""
+        self._telemetry.set(names.JOURNAL_LAG, seconds)
 
     def lease_acquired(self, epochs: dict[int, int], owned: int) -> None:
         """Shards are ours."""

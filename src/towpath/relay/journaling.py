@@ -77,7 +77,7 @@ class JournalWriter:
         return [
             shard
             for shard in self._shards
-            if shard.is_dirty
+            if shard.dirty_since is not None
             or (
                 unchanged_for is not None
                 and now - shard.journaled_at >= unchanged_for
@@ -96,7 +96,7 @@ class JournalWriter:
         while due:
             for group in _by_window(due):
                 await self._append(group, server)
-            due = [shard for shard in due if shard in self._shards and shard.is_dirty]
+            due = [shard for shard in due if shard in self._shards and shard.dirty_since is not None]
         if len(self._superseded.seqs) >= _TRIM_AT:
             await self.trim()
         if not self._is_swept and self._superseded.newest is not None:
@@ -137,8 +137,8 @@ class JournalWriter:
                 continue
             shard.journaled, shard.journaled_at = progress, now
             shard.writes_then = self._shards.own_writes - 1
-            if shard.done is progress:
-                shard.is_dirty = False
+            if shard.dirty_since is not None:
+                shard.dirty_since = None if shard.done is progress else now
         self._superseded.written(appended.seq, done)
         is_partial = any(progress.last_id is not None for progress in done.values())
         crash_point(CrashPoint.JOURNALED_PARTIAL if is_partial else CrashPoint.JOURNALED)

@@ -92,8 +92,8 @@ class Shard:
     """None until loaded from the journal."""
     journaled: Progress | None = None
     journaled_at: float = 0.0
-    is_dirty: bool = False
-    """`done` has moved over messages since `journaled`."""
+    dirty_since: float | None = None
+    """When `done` first moved over messages since `journaled`; None: it has not."""
     writes_then: int = 0
     """`Shards.own_writes` when it was journaled."""
     is_leaving: bool = False
@@ -251,7 +251,8 @@ class Shards:
                 if shard.tries or shard.failures:
                     shard.tries.clear()
                     shard.failures = 0
-            shard.is_dirty = shard.is_dirty or has_rows
+            if has_rows and shard.dirty_since is None:
+                shard.dirty_since = boot_time()
 
     def _hold(self, shard: Shard, messages: Batch, part: Part) -> None:
         shard.stamp = self._stamp()
@@ -279,6 +280,10 @@ class Shards:
     def next_retry(self) -> float | None:
         """When the earliest held or dropped shard may try again."""
         return min((shard.retry_at for shard in self if shard.held is not None), default=None)
+
+    def journal_lag(self, now: float) -> float:
+        """Seconds for which progress over messages has not been written down; a crash repeats those."""
+        return max((now - shard.dirty_since for shard in self if shard.dirty_since is not None), default=0.0)
 
     @property
     def held_count(self) -> int:

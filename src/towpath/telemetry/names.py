@@ -164,7 +164,27 @@ OUTBOX_OLDEST_AGE: Final = Metric(
     "towpath.outbox.oldest_unsent.age",
     "gauge",
     "s",
-    "Age of the oldest committed row that is not sent; 0 when there is none.",
+    "Age of the oldest committed row that the journal does not call sent; 0 when there is none. Not of what "
+    "waits behind a gate. Every relay reports it: take the maximum.",
+)
+SHARDS_UNOWNED: Final = Metric(
+    "towpath.shards.unowned",
+    "gauge",
+    "{shard}",
+    "Shards of the broker that no relay holds. Every relay reports it: take the maximum.",
+)
+OLDEST_TRANSACTION_AGE: Final = Metric(
+    "towpath.database.oldest_transaction.age",
+    "gauge",
+    "s",
+    "Time for which the transaction with the oldest id (`xmin`) has been open since this relay saw it first; 0 "
+    "when none is. Only transactions that wrote something, of any database of the cluster.",
+)
+JOURNAL_LAG: Final = Metric(
+    "towpath.relay.journal.lag",
+    "gauge",
+    "s",
+    "Time for which this relay has published messages without writing its progress down; a crash repeats them.",
 )
 OUTBOX_PUBLISH_LATENCY: Final = Metric(
     "towpath.outbox.publish.latency",
@@ -344,6 +364,9 @@ METRICS: Final = (
     SKIPPED_MESSAGES,
     PROCESS_DURATION,
     OUTBOX_OLDEST_AGE,
+    SHARDS_UNOWNED,
+    OLDEST_TRANSACTION_AGE,
+    JOURNAL_LAG,
     OUTBOX_PUBLISH_LATENCY,
     OUTBOX_SLOTS_FREE,
     OUTBOX_SLOTS_BLOCKED,

@@ -259,7 +259,7 @@ select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r
 -- name: outbox_slots
 -- The ring: rows by the planner's estimate and bytes on disk of each slot. Catalog only.
 select c.relname as name, greatest(c.reltuples, 0)::bigint as rows_estimated, pg_total_relation_size(c.oid) as bytes,
-       c.relname = 'outbox_' || towpath.ring_slot() as is_current
+       c.relname = 'outbox_' || towpath.ring_slot() as is_current, pg_relation_size(c.oid) = 0 as is_empty
   from pg_inherits i join pg_class c on c.oid = i.inhrelid
  where i.inhparent = 'towpath.outbox'::regclass order by c.relname
 

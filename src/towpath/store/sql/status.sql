@@ -8,6 +8,40 @@ select r.id, r.host, r.started_at, r.seen_at, extract(epoch from towpath.clock()
        (select s.last_value from towpath.relays_asleep_until s) > extract(epoch from towpath.clock()) as is_notified
   from towpath.relay r order by r.started_at, r.id
 
+-- name: backlog
+-- Of shards $1 to $2: how many nobody holds, seconds since the oldest row was written that the journal does not call
+-- sent; and the statement's own snapshot. Reads the journal, which is trimmed; index: outbox_window.
+select count(*) filter (where l.relay is null or l.lease_until <= towpath.clock()) as unowned,
+       coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
+       pg_snapshot_xmin(pg_current_snapshot())::text as xmin, pg_snapshot_xmax(pg_current_snapshot())::text as xmax
+  from towpath.shard_lease l
+  left join towpath.shard_progress p on p.shard = l.shard
+  cross join lateral (
+    select min(w.created_at) as oldest from (
+      (select o.created_at from towpath.outbox o
+        where o.shard = l.shard and o.xid = any(array(select pg_snapshot_xip(p.snapshot_from)))
+          and not (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id)) limit 1)
+      union all
+      (select o.created_at from towpath.outbox o
+        where o.shard = l.shard and o.xid >= pg_snapshot_xmax(p.snapshot_from)
+          and not (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id))
+        order by o.xid, o.id limit 1)
+    ) w
+  ) b
+ where l.shard between $1 and $2
+
+-- name: oldest_transaction
+-- What has been open longest and keeps others from cleaning up, as far as this role may see.
+select x.pid, x.kind, extract(epoch from clock_timestamp() - x.began)::float8 as age_seconds from (
+  select a.pid, coalesce(nullif(a.application_name, ''), a.usename::text, 'unknown') || ', ' || a.state as kind,
+         a.xact_start as began
+    from pg_stat_activity a
+   where a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+     and (a.backend_xid is not null or a.backend_xmin is not null)
+  union all
+  select null, 'prepared transaction ' || t.gid, t.prepared from pg_prepared_xacts t
+) x where x.began is not null order by x.began limit 1
+
 -- name: groups
 -- Consumer groups of $1 (null: any) that have a task, a worker or a pause. Skips from group to group in the primary key.
 with recursive g as (

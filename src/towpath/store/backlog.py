@@ -1,0 +1,40 @@
+"""What of the outbox waits, and what keeps the database from moving on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from towpath.store.statements import DEFAULT_SCHEMA, load
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A moment of one broker's shards."""
+
+    unowned_count: int
+    """Shards that no relay holds."""
+    oldest_unsent_seconds: float
+    """Age of the oldest committed row that the journal does not call sent; 0 when there is none."""
+    oldest_xid: int
+    """Of the oldest transaction in progress in the cluster, else the next one there will be."""
+    has_open_transaction: bool
+    """Whether any that wrote something is in progress, this one not counted."""
+
+
+class BacklogStore:
+    """Reads it by one statement."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._statement = load("status", schema)["backlog"]
+
+    async def take(self, connection: asyncpg.Connection[Any], shards: range) -> Backlog:
+        """Of the shards of one broker."""
+        row = await connection.fetchrow(self._statement, shards.start, shards.stop - 1)
+        if row is None:
+            raise RuntimeError("the backlog statement returned no row")
+        return Backlog(
+            row["unowned"], row["oldest_unsent_seconds"], int(row["xmin"]), row["xmin"] != row["xmax"]
+        )
