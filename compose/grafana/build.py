@@ -146,6 +146,21 @@ RELAY: Final = (
             "blocked shards": "sum(towpath_relay_shards_blocked)",
         },
     ),
+    Panel(
+        "Without an owner, paused",
+        {
+            "shards without an owner": "max(towpath_shards_unowned)",
+            "paused: {{towpath_pause_scope}}": "max by (towpath_pause_scope) (towpath_outbox_pauses)",
+        },
+    ),
+    Panel(
+        "Held back",
+        {
+            "journal": "max(towpath_relay_journal_lag_seconds)",
+            "oldest transaction": "max(towpath_database_oldest_transaction_age_seconds)",
+        },
+        "s",
+    ),
     Panel("CPU", {"{{instance}}": CPU % "towpath-relay"}, "percentunit"),
     Panel("Memory", {"{{instance}}": MEMORY % "towpath-relay"}, "bytes"),
 )

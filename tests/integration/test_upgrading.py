@@ -48,6 +48,32 @@ async def test_an_older_command_line_works_with_the_next_schema_and_says_so(
     assert (await asyncio.to_thread(towpath, "dlq", "list")).code == 0
 
 
+async def test_the_sql_between_two_revisions_does_what_the_upgrade_does(
+    migrated_url: str, db: Any, towpath: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: for those who run it by hand; nothing is asked of the database."""
+    know(monkeypatch, "additive", "contracting")
+    monkeypatch.setenv("TOWPATH_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+    ran = await asyncio.to_thread(towpath, "db", "sql", "--from", "0001", "--to", "0002")
+
+    assert (ran.code, ran.err) == (0, "")
+    await db.execute(ran.out)
+    assert await asyncio.to_thread(migrate.current, migrated_url) == "0002"
+    assert await db.fetchval("select count(*) from towpath.extra") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--from", "9999"), ("--to", "\x1b"), ("--from", "0002", "--to", "0001")]
+)
+def test_sql_between_revisions_that_have_no_way_is_refused_in_one_line(
+    towpath: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """O2, X2"""
+    know(monkeypatch, "additive")
+    ran = towpath("db", "sql", *arguments)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+
+
 async def test_a_contracted_schema_is_refused_and_nothing_is_done_to_it(
     migrated_url: str, towpath: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

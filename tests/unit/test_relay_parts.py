@@ -17,7 +17,7 @@ from towpath.relay.hooks import RelayHooks
 from towpath.relay.journaling import Superseded
 from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
-from towpath.relay.progress import Batch, Part, Shard, Shards
+from towpath.relay.progress import Batch, Part, Shard, Shards, boot_time
 from towpath.relay.publish import Verdicts, judge
 from towpath.relay.wakeup import Gate
 from towpath.relay.window import Pace
@@ -386,3 +386,16 @@ def test_a_batch_is_put_together_and_taken_apart_without_mixing_up_refusals() ->
     taken = merged.select([2], {})
     assert isinstance(taken.messages[0], OutboundMessage)
     assert (taken.messages[0].sequence, list(taken.refused)) == (3, [0])
+
+
+def test_the_lag_of_the_journal_counts_from_the_first_message_not_written_down() -> None:
+    """R15: however much is published after it; windows without messages do not count."""
+    shards = loaded(0)
+    assert shards.journal_lag(boot_time()) == 0
+    shards.settle(batch([], Progress(S1, S2), shards), {})
+    assert shards.journal_lag(boot_time()) == 0
+    shards.settle(batch([row(1)], Progress(S1, S2), shards), {})
+    since = shard_of(shards).dirty_since
+    shards.settle(batch([row(2)], Progress(S1, S2), shards), {})
+    assert since is not None
+    assert shards.journal_lag(since + 5) == 5

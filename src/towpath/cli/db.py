@@ -6,7 +6,7 @@ import typer
 
 from towpath import settings
 from towpath.cli.exits import SAYS_NO, Stop
-from towpath.cli.options import Json
+from towpath.cli.options import Json, text
 from towpath.cli.output import as_json, clean
 from towpath.cli.session import database_of
 from towpath.store import migrate
@@ -18,15 +18,32 @@ app = typer.Typer(
 
 
 @app.command()
-def upgrade(
-    as_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
-) -> None:
+def upgrade() -> None:
     """Bring the schema to the newest version: one transaction, safe to run twice, at once and under load."""
-    if as_sql:
-        print(migrate.script(settings.load_offline().schema_name), end="")
-        return
     revision = migrate.upgrade(*database_of(settings.load()))
     print(f"the schema is at revision {clean(revision)}{_if_ahead(revision)}")
+
+
+@app.command()
+def sql(
+    since: Annotated[
+        str | None,
+        typer.Option("--from", help="The revision that is there: towpath db current. Default: none."),
+    ] = None,
+    upto: Annotated[
+        str | None, typer.Option("--to", help="The last one wanted; default: the newest.")
+    ] = None,
+) -> None:
+    """Print what db upgrade would run, for those who run SQL by hand; asks no database.
+
+    towpath db sql --from 0001 | psql --set ON_ERROR_STOP=1
+    """
+    schema = settings.load_offline().schema_name
+    print(migrate.script(schema, since=_revision(since, "--from"), upto=_revision(upto, "--to")), end="")
+
+
+def _revision(given: str | None, option: str) -> str | None:
+    return None if given is None else text(given, option, 40)
 
 
 def _if_ahead(revision: str | None) -> str:

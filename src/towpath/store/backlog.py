@@ -21,7 +21,7 @@ class Backlog:
     oldest_xid: int
     """Of the oldest transaction in progress in the cluster, else the next one there will be."""
     has_open_transaction: bool
-    """Whether any that wrote something is in progress, this one not counted."""
+    """Whether a transaction is in progress that wrote something before the last one that ended."""
 
 
 class BacklogStore:

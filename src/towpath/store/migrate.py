@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from towpath.errors import MissingExtra, SchemaMismatch, StoreError
+from towpath.errors import MissingExtra, SchemaMismatch, StoreError, UsageError
 from towpath.store import fingerprint, installed
 from towpath.store.database import async_engine, store_errors
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
@@ -66,14 +66,25 @@ def upgrade(url: str, schema: str = DEFAULT_SCHEMA) -> str:
     return _patiently(lambda: _in_transaction(url, run))
 
 
-def script(schema: str = DEFAULT_SCHEMA) -> str:
-    """All migrations as SQL text, for those who run them by hand."""
+def script(schema: str = DEFAULT_SCHEMA, *, since: str | None = None, upto: str | None = None) -> str:
+    """Migrations as SQL text, for those who run them by hand: after `since`, up to and with `upto`.
+
+    All of them by default. Raises UsageError for revisions that are not known, or in the wrong order.
+    """
     config = _config(schema)
+    for revision in (since, upto):
+        if revision is not None and not _known(revision):
+            raise UsageError(f"there is no revision {revision[:40]!r}: the newest is {head()}")
     from alembic import command  # noqa: PLC0415  # the extra was checked by _config
+    from alembic.util import CommandError  # noqa: PLC0415
 
     config.output_buffer = output = StringIO()
-    with _ONE_AT_A_TIME:
-        command.upgrade(config, "head", sql=True)
+    wanted = upto or "head"
+    try:
+        with _ONE_AT_A_TIME:
+            command.upgrade(config, wanted if since is None else f"{since}:{wanted}", sql=True)
+    except CommandError as error:
+        raise UsageError(f"nothing leads from {since} to {wanted}: {error}") from error
     return output.getvalue()
 
 

@@ -177,14 +177,14 @@ OLDEST_TRANSACTION_AGE: Final = Metric(
     "towpath.database.oldest_transaction.age",
     "gauge",
     "s",
-    "Time for which the transaction with the oldest id (`xmin`) has been open since this relay saw it first; 0 "
-    "when none is. Only transactions that wrote something, of any database of the cluster.",
+    "Time for which the transaction with the oldest id (`xmin`) has been open since this relay saw it first; "
+    "0 when none is. Only transactions that wrote something, of any database of the cluster.",
 )
 JOURNAL_LAG: Final = Metric(
     "towpath.relay.journal.lag",
     "gauge",
     "s",
-    "Time for which this relay has published messages without writing its progress down; a crash repeats them.",
+    "Time for which this relay has published without writing its progress down: a crash repeats that.",
 )
 OUTBOX_PUBLISH_LATENCY: Final = Metric(
     "towpath.outbox.publish.latency",
