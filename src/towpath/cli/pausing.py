@@ -12,7 +12,7 @@ from towpath.cli.options import actor_name, text
 from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
-from towpath.store.deadletters import DeadLetters
+from towpath.store.audit import AuditStore
 from towpath.store.pauses import EVERY_TYPE, EVERYTHING, Kind, PauseStore, Target
 
 Verb: TypeAlias = Literal["pause", "resume"]
@@ -106,7 +106,7 @@ async def _carry_out(verb: Verb, plan: Sequence[Target], actor: str, reason: str
             if is_done:
                 done.append(target)
         if done:
-            await DeadLetters(session.schema).begin_audit(
+            await AuditStore(session.schema).begin(
                 session.connection,
                 actor=actor,
                 action=f"{_NOUN[plan[0].kind]}.{verb}",
