@@ -335,9 +335,6 @@ ARGUMENTS = [
     ("destination", "set", "orders", "--on-poison"),
     ("destination", "set", "orders", "--reason"),
     ("destination", "unset"),
-    ("outbox", "show"),
-    ("outbox", "pause", "--dry-run", "--destination"),
-    ("worker", "pause", "--dry-run", "--group", "billing", "--type"),
     ("outbox", "republish", "--dry-run", "--since"),
     ("outbox", "republish", "--dry-run", "--since", "1h", "--where"),
 ]

@@ -76,15 +76,13 @@ def script(schema: str = DEFAULT_SCHEMA, *, since: str | None = None, upto: str 
         if revision is not None and not _known(revision):
             raise UsageError(f"there is no revision {revision[:40]!r}: the newest is {head()}")
     from alembic import command  # noqa: PLC0415  # the extra was checked by _config
-    from alembic.util import CommandError  # noqa: PLC0415
 
+    wanted = upto or head()
+    if since is not None and since not in _leading_to(wanted):
+        raise UsageError(f"no revisions lead from {since} to {wanted}")
     config.output_buffer = output = StringIO()
-    wanted = upto or "head"
-    try:
-        with _ONE_AT_A_TIME:
-            command.upgrade(config, wanted if since is None else f"{since}:{wanted}", sql=True)
-    except CommandError as error:
-        raise UsageError(f"nothing leads from {since} to {wanted}: {error}") from error
+    with _ONE_AT_A_TIME:
+        command.upgrade(config, wanted if since is None else f"{since}:{wanted}", sql=True)
     return output.getvalue()
 
 
@@ -150,6 +148,14 @@ def _revision(connection: Connection, schema: str) -> str | None:
         return None
     revision: str | None = connection.scalar(text(f"select version_num from {table}"))
     return revision
+
+
+def _leading_to(revision: str) -> set[str]:
+    """It, and what has to be there before it."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  # the extra was checked by _config
+
+    scripts = ScriptDirectory.from_config(_config(DEFAULT_SCHEMA))
+    return {step.revision for step in scripts.iterate_revisions(revision, "base")}
 
 
 def _known(revision: str) -> bool:
