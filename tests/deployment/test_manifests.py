@@ -62,7 +62,7 @@ def test_a_compose_service_waits_for_services_that_exist_and_mounts_files_that_e
         ({"rabbitmq", "demo", "observability"}, {"kafka"}),
         ({"observability"}, set[str]()),
     ],
-    ids=str,
+    ids=lambda names: "+".join(sorted(names)) or "nothing",  # the same in every process
 )
 def test_profiles_bring_everything_that_their_services_wait_for(
     profiles: set[str], missing: set[str]
