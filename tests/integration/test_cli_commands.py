@@ -426,6 +426,7 @@ async def test_a_broker_gets_what_is_missing_and_is_checked_for_it(
     wanted = ("--app", "ringers_group:app", "--address", "audits")
 
     before = await tell(towpath, "broker", "check", *wanted, "--json")
+    planned = await ask(towpath, "broker", "apply", *wanted, "--dry-run")
     created = await ask(towpath, "broker", "apply", *wanted)
     again = await ask(towpath, "broker", "apply", *wanted)
     after = await ask(towpath, "broker", "check", *wanted)
@@ -435,7 +436,9 @@ async def test_a_broker_gets_what_is_missing_and_is_checked_for_it(
     assert json.loads(before.out)["ok"] is False
     assert "bells" in " ".join(created["created"])
     assert "audits" in " ".join(created["created"])
-    assert again == {"created": []}
+    assert planned["created"] == []
+    assert "audits" in " ".join(planned["missing"]), "and nothing was made"
+    assert again == {"dry_run": False, "created": [], "missing": []}
     assert after == {"ok": True, "problems": [], "warnings": []}
     assert (await tell(towpath, "broker", "check")).code == 2
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from towpath.cli.exits import SAYS_NO, Stop
-from towpath.cli.options import Actor, Because, Json, actor_name, text
+from towpath.cli.options import Actor, Because, DryRun, Json, actor_name, text
 from towpath.cli.output import as_json, clean, table
 from towpath.cli.rollover import rollover
 from towpath.cli.session import connected, run_async
@@ -33,25 +33,41 @@ def apply(
     apps: Apps = None,
     addresses: Addresses = None,
     partitions: Annotated[int, typer.Option(min=1, max=10_000, help="Of a new Kafka topic.")] = 6,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Create what is missing; what exists stays as it is."""
+    """Create what is missing; what exists stays as it is.
+
+    towpath broker apply --app billing.consumer:app --dry-run
+    """
 
     async def run() -> list[str]:
         asked = await wanted(apps, addresses)
         async with noted(asked.apps), admin_of_settings() as admin:
             return await admin.apply(asked.addresses, asked.groups, partitions=partitions)
 
-    created = run_async(run())
+    async def look() -> list[str]:
+        asked = await wanted(apps, addresses)
+        async with admin_of_settings() as admin:
+            return [*await other_queues(asked.apps), *await admin.check(asked.addresses, asked.groups)]
+
+    lines = run_async(look() if dry_run else run())
     if json:
-        as_json({"created": created})
+        as_json(
+            {"dry_run": dry_run, "created": [] if dry_run else lines, "missing": lines if dry_run else []}
+        )
     else:
-        print("\n".join(map(clean, created)) or "nothing was missing")
+        print("\n".join(map(clean, lines)) or "nothing was missing")
+        if dry_run:
+            print("dry run: nothing was changed")
 
 
 @app.command()
 def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) -> None:
-    """Say what is missing or declared otherwise; exit 3 if anything is. Warnings change nothing."""
+    """Say what is missing or declared otherwise; exit 3 if anything is. Warnings change nothing.
+
+    towpath broker check --app billing.consumer:app
+    """
 
     async def run() -> tuple[list[str], list[str]]:
         asked = await wanted(apps, addresses)
@@ -76,7 +92,10 @@ def check(apps: Apps = None, addresses: Addresses = None, json: Json = False) ->
 
 @app.command(name="list")
 def list_(json: Json = False) -> None:
-    """List the brokers that relays publish to, by number."""
+    """List the brokers that relays publish to, by number.
+
+    towpath broker list --json
+    """
 
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
@@ -98,7 +117,9 @@ def add(
 ) -> None:
     """Add a broker, as the owner of the schema. It needs relays of its own.
 
-    TOWPATH_RELAY__BROKER_NUMBER=1 TOWPATH_BROKER_URL=amqp://… towpath relay run
+    Such as: TOWPATH_RELAY__BROKER_NUMBER=1 TOWPATH_BROKER_URL=amqp://… towpath relay run
+
+    towpath broker add events --reason "audit trail"
     """
     chosen, who, why = check_destination(name), actor_name(actor), text(reason, "--reason")
 

@@ -23,7 +23,10 @@ _SHOWN_PARAMETERS: Final = frozenset(
 
 @app.command()
 def show(json: Json = False) -> None:
-    """Print every setting with the variable that sets it. Passwords never appear."""
+    """Print every setting with the variable that sets it. Passwords never appear.
+
+    towpath config show --json
+    """
     rows = dict(shown(settings.load()))
     if json:
         as_json(rows)

@@ -19,7 +19,10 @@ app = typer.Typer(
 
 @app.command()
 def upgrade() -> None:
-    """Bring the schema to the newest version: one transaction, safe to run twice, at once and under load."""
+    """Bring the schema to the newest version: one transaction, safe to run twice, at once and under load.
+
+    towpath db upgrade
+    """
     revision = migrate.upgrade(*database_of(settings.load()))
     print(f"the schema is at revision {clean(revision)}{_if_ahead(revision)}")
 
@@ -53,7 +56,10 @@ def _if_ahead(revision: str | None) -> str:
 
 @app.command()
 def current(json: Json = False) -> None:
-    """Print the revision the schema is at; exit 3 when it is not the newest."""
+    """Print the revision the schema is at; exit 3 when it is not the newest.
+
+    towpath db current
+    """
     revision, newest = migrate.current(*database_of(settings.load())), migrate.head()
     if json:
         as_json({"revision": revision, "newest": newest})
@@ -65,7 +71,10 @@ def current(json: Json = False) -> None:
 
 @app.command()
 def check(json: Json = False) -> None:
-    """Compare the schema with what the migrations make; exit 3 when it differs."""
+    """Compare the schema with what the migrations make; exit 3 when it differs.
+
+    towpath db check --json
+    """
     database = database_of(settings.load())
     problems, revision = migrate.check(*database), migrate.current(*database)
     if json:
@@ -85,5 +94,8 @@ def check(json: Json = False) -> None:
 def roles(
     prefix: Annotated[str, typer.Option(help="First part of the role names.")] = "towpath",
 ) -> None:
-    """Print SQL that makes the least-privilege roles; review it, then pipe it into psql."""
+    """Print SQL that makes the least-privilege roles; review it, then pipe it into psql.
+
+    towpath db roles | psql
+    """
     print(grants(settings.load_offline().schema_name, prefix), end="")

@@ -26,7 +26,10 @@ Name: TypeAlias = Annotated[str, typer.Argument(help="The name that producers wr
 
 @app.command(name="list")
 def list_(json: Json = False) -> None:
-    """List destinations with a row of their own; the others are their own address with the policy park."""
+    """List destinations with a row of their own; the others are their own address with the policy park.
+
+    towpath destination list
+    """
 
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
@@ -59,7 +62,10 @@ def set_(
     actor: Actor = None,
     json: Json = False,
 ) -> None:
-    """Say where a destination lives or what its policy is; what is not given stays. In force in seconds."""
+    """Say where a destination lives or what its policy is; what is not given stays. In force in seconds.
+
+    towpath destination set orders --on-poison park_key --reason "must not overtake"
+    """
     wanted, new_address = check_destination(name), None if address is None else check_destination(address)
     if on_poison is not None and on_poison not in _POLICIES:
         raise UsageError(f"--on-poison is one of {', '.join(_POLICIES)}, not {on_poison[:40]!r}")
@@ -86,7 +92,10 @@ def set_(
 
 @app.command()
 def unset(name: Name, reason: Because = "", actor: Actor = None, json: Json = False) -> None:
-    """Delete a destination's row: it is its own address again, with the policy park."""
+    """Delete a destination's row: it is its own address again, with the policy park.
+
+    towpath destination unset orders --reason "as the others"
+    """
     wanted, who, why = check_destination(name), actor_name(actor), text(reason, "--reason")
 
     async def act() -> bool:

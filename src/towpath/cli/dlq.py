@@ -103,7 +103,10 @@ def summary(
     limit: Limit = 100,
     json: Json = False,
 ) -> None:
-    """Causes of the open dead letters with counts, the most frequent first. Start here."""
+    """Causes of the open dead letters with counts, the most frequent first. Start here.
+
+    towpath dlq summary --since 24h
+    """
 
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
@@ -140,7 +143,10 @@ def list_(
     limit: Limit = 50,
     json: Json = False,
 ) -> None:
-    """List dead letters, the newest first, without their payloads."""
+    """List dead letters, the newest first, without their payloads.
+
+    towpath dlq list --group billing --since 2h
+    """
     states = dead_letter_states(state)
 
     async def read(tell: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -173,7 +179,10 @@ def show(
     payload: Annotated[bool, typer.Option("--payload", help="Also the body and the headers.")] = False,
     json: Json = False,
 ) -> None:
-    """Show one dead letter whole."""
+    """Show one dead letter whole.
+
+    towpath dlq show 3 --payload
+    """
     wanted = reference(id)
 
     async def read() -> list[dict[str, Any]]:
@@ -267,7 +276,10 @@ def discard(
     actor: Actor = None,
     json: Json = False,
 ) -> None:
-    """Close dead letters without running them; their rows stay, marked discarded."""
+    """Close dead letters without running them; their rows stay, marked discarded.
+
+    towpath dlq discard --group billing --reason-code http_404 --reason "test orders" --dry-run
+    """
     request = acting.Request(
         action="discard", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
         maximum=maximum, rate=rate,

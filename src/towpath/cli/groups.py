@@ -24,6 +24,8 @@ def status(group: Groups = None, json: Json = False) -> None:
     """Members, work and pauses by consumer group, as the database has them: also while none runs.
 
     Counts stop at 10,000. Open breakers are known to their process alone: towpath worker check, /metrics.
+
+    towpath worker status --group billing
     """
     report = run_async(_status(list(texts(group, "--group")) or None))
     if json:

@@ -32,6 +32,8 @@ def show(
     """Show where a message is (PENDING, SENT, PARKED, PAUSED, REFUSED, DELAYED) and what came of it.
 
     Rows that were sent go when their slot of the ring is cleared. Reads the whole ring.
+
+    towpath outbox show 01977e8c-5b1e-7bbb-bbbb-000000000001
     """
     report = run_async(_report(options.reference(id), is_shown=payload))
     if not report["rows"] and not report["tasks"] and not report["dead_letters"]:

@@ -44,7 +44,10 @@ def offsets(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Show how far a group has read; with --to, say where to go on in the partitions that wait for it."""
+    """Show how far a group has read; with --to, say where to go on in the partitions that wait for it.
+
+    towpath worker offsets --group billing --topic orders --to recorded --dry-run
+    """
     name = options.text(group, "--group", 100)
     address = None if topic is None else options.text(topic, "--topic", 200)
     if to is None:

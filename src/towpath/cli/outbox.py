@@ -37,7 +37,10 @@ def status(
     json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="Also shards with nothing pending.")] = False,
 ) -> None:
-    """Backlog, owner and progress by shard, and the ring's slots."""
+    """Backlog, owner and progress by shard, and the ring's slots.
+
+    towpath outbox status --all
+    """
     report = run_async(_status())
     if json:
         as_json(report)
@@ -176,7 +179,10 @@ def rebase(
 
 @app.command()
 def confirm(reason: Because = "", actor: Actor = None, json: Json = False) -> None:
-    """Say that the relay's broker and database are the right ones: it then notes what it finds."""
+    """Say that the relay's broker and database are the right ones: it then notes what it finds.
+
+    towpath outbox confirm --reason "moved to the new cluster"
+    """
     who, why = actor_name(actor), text(reason, "--reason")
 
     async def act() -> list[dict[str, object]]:

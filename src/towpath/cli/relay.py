@@ -19,7 +19,10 @@ _COLUMNS = ("id", "host", "started_at", "seen", "is_alive", "shards", "wakeup")
 
 @app.command()
 def run() -> None:
-    """Run a relay until SIGTERM or Ctrl-C. Settings: TOWPATH_RELAY__…"""
+    """Run a relay until SIGTERM or Ctrl-C. Settings: TOWPATH_RELAY__…
+
+    TOWPATH_RELAY__HEALTH_PORT=8081 towpath relay run
+    """
     from towpath.relay.service import run as run_relay  # noqa: PLC0415  the engine is heavy
 
     run_relay(settings.load())
@@ -27,7 +30,10 @@ def run() -> None:
 
 @app.command()
 def check(live: health.Live = False, json: Json = False) -> None:
-    """Ask the relay of this machine, at TOWPATH_RELAY__HEALTH_PORT, whether it is ready; exit 3 if not."""
+    """Ask the relay of this machine, at TOWPATH_RELAY__HEALTH_PORT, whether it is ready; exit 3 if not.
+
+    towpath relay check --live
+    """
     loaded = settings.load().relay
     health.check("relay", loaded.health_host, loaded.health_port, is_live=live, is_json=json)
 
@@ -37,6 +43,8 @@ def status(json: Json = False) -> None:
     """Relays, their shards, backlog and progress, as the database has them: also while none runs.
 
     Alive is who beat within TOWPATH_RELAY__LEASE. For one process: towpath relay check.
+
+    towpath relay status
     """
     report = run_async(_status(settings.load().relay.lease.total_seconds()))
     if json:

@@ -30,6 +30,8 @@ def rollover(
     """Place keys by the partitions a topic has now, or spread a group over the queues the settings say.
 
     Without relays, after every group has read to the end; of a group with other queues no member may run.
+
+    towpath broker rollover orders --reason "12 partitions instead of 6"
     """
     who, why = actor_name(actor), text(reason, "--reason")
     if (address is None) == (target is None):

@@ -19,6 +19,7 @@ from towpath.cli.options import text
 from towpath.cli.output import clean
 from towpath.errors import UsageError
 from towpath.failures import traceback_of
+from towpath.telemetry.setup import TRACES_FILE_VARIABLE
 
 app = typer.Typer(
     name="towpath",
@@ -29,7 +30,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for noun in (db, broker, destination, outbox, relay, worker, tasks, dlq, trace, config):
+_DATABASE = "TOWPATH_DATABASE_URL, TOWPATH_SCHEMA_NAME"
+_BROKER = "TOWPATH_BROKER_URL, TOWPATH_BROKER_OPTIONS"
+_READS = {
+    db: _DATABASE,
+    broker: f"{_BROKER}, {_DATABASE}, TOWPATH_RELAY__BROKER_NUMBER",
+    destination: _DATABASE,
+    outbox: _DATABASE,
+    relay: f"TOWPATH_RELAY__…, TOWPATH_TELEMETRY__…, {_DATABASE}, {_BROKER}",
+    worker: f"TOWPATH_WORKER__…, TOWPATH_TELEMETRY__…, {_DATABASE}, {_BROKER}",
+    tasks: _DATABASE,
+    dlq: f"{_DATABASE}, TOWPATH_MAX_PAYLOAD_BYTES",
+    trace: TRACES_FILE_VARIABLE,
+    config: "all: TOWPATH_…, and the file that TOWPATH_CONFIG_FILE names",
+}
+"""The settings that commands of a noun read, for their help."""
+for noun, reads in _READS.items():
+    for command in noun.app.registered_commands:
+        command.epilog = f"Reads {reads}."
     app.add_typer(noun.app)
 
 
@@ -75,12 +93,15 @@ def _environment(config_file: str | None, given: Sequence[str]) -> Iterator[None
                 os.environ[name] = old
 
 
-app.command()(doctor.doctor)
+app.command(epilog="Reads all settings: towpath config show.")(doctor.doctor)
 
 
 @app.command()
 def version() -> None:
-    """Print the version of towpath."""
+    """Print the version of towpath.
+
+    towpath version
+    """
     from importlib.metadata import version as installed  # noqa: PLC0415  not needed otherwise
 
     print(installed("towpath"))

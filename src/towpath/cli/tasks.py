@@ -64,7 +64,10 @@ def list_(
     limit: Limit = 50,
     json: Json = False,
 ) -> None:
-    """List tasks, the newest first."""
+    """List tasks, the newest first.
+
+    towpath tasks list --group billing --state WAITING
+    """
     parameters = (
         list(texts(group, "--group")) or None,
         _states(state),
@@ -93,7 +96,10 @@ def show(
     group: Annotated[str | None, typer.Option("--group", "-g", help="Only in this group.")] = None,
     json: Json = False,
 ) -> None:
-    """Show one task in every group: its row, what happened when, what it came of and what came of it."""
+    """Show one task in every group: its row, what happened when, what it came of and what came of it.
+
+    towpath tasks show 01977e8c-5b1e-7bbb-bbbb-000000000001
+    """
     wanted = options.message_id(id)
     only = None if group is None else options.text(group, "--group")
 
@@ -126,7 +132,10 @@ def cancel(
     actor: Actor = None,
     json: Json = False,
 ) -> None:
-    """Cancel one task: at once where it waits, within a heartbeat where it runs."""
+    """Cancel one task: at once where it waits, within a heartbeat where it runs.
+
+    towpath tasks cancel 01977e8c-5b1e-7bbb-bbbb-000000000001 --group billing --reason "order was withdrawn"
+    """
     wanted, only, who = options.message_id(id), options.text(group, "--group"), actor_name(actor)
 
     async def act() -> str | None:
@@ -159,7 +168,10 @@ def resolve(
     actor: Actor = None,
     json: Json = False,
 ) -> None:
-    """Say what became of a task in doubt (UNKNOWN): it happened, it did not, or it is hopeless."""
+    """Say what became of a task in doubt (UNKNOWN): it happened, it did not, or it is hopeless.
+
+    towpath tasks resolve 01977e8c-5b1e-7bbb-bbbb-000000000001 --group billing --as succeeded
+    """
     wanted, only, who = options.message_id(id), options.text(group, "--group"), actor_name(actor)
     if outcome not in _OUTCOMES:
         raise UsageError(f"--as is one of {', '.join(_OUTCOMES)}, not {outcome[:40]!r}")

@@ -33,6 +33,8 @@ def show(
     """One trace as a tree: emit, relay, process, retry, replay, with durations.
 
     Exits with 3 when the files hold no span of it.
+
+    towpath trace show 4bf92f3577b34da6a3ce929d0e0e4736 --file spans.jsonl
     """
     if not _TRACE_ID.fullmatch(trace_id):
         raise UsageError(f"{trace_id[:60]!r} is not a trace id: it has 32 hex digits")

@@ -25,7 +25,10 @@ Target: TypeAlias = Annotated[
 
 @app.command()
 def run(target: Target) -> None:
-    """Run one member of a consumer group until SIGTERM or Ctrl-C. Settings: TOWPATH_WORKER__…"""
+    """Run one member of a consumer group until SIGTERM or Ctrl-C. Settings: TOWPATH_WORKER__…
+
+    towpath worker run billing.consumer:app
+    """
     from towpath.consumer import service  # noqa: PLC0415  the engine is heavy
 
     loaded = settings.load()
@@ -34,14 +37,20 @@ def run(target: Target) -> None:
 
 @app.command()
 def check(live: health.Live = False, json: Json = False) -> None:
-    """Ask the worker of this machine, at TOWPATH_WORKER__HEALTH_PORT, whether it is ready; exit 3 if not."""
+    """Ask the worker of this machine, at TOWPATH_WORKER__HEALTH_PORT, whether it is ready; exit 3 if not.
+
+    towpath worker check
+    """
     loaded = settings.load().worker
     health.check("worker", loaded.health_host, loaded.health_port, is_live=live, is_json=json)
 
 
 @app.command()
 def validate(target: Target, json: Json = False) -> None:
-    """Say everything that is wrong with an app and can be known without running it; exit 3 if anything is."""
+    """Say everything that is wrong with an app and can be known without running it; exit 3 if anything is.
+
+    towpath worker validate billing.consumer:app
+    """
     from towpath.consumer import service, slots  # noqa: PLC0415  the engine is heavy
 
     group = service.load_app(target)
