@@ -1,0 +1,72 @@
+"""Histories of relays on a virtual clock keep the promise; those with a planted defect do not."""
+
+import os
+from typing import Final
+
+import pytest
+
+from tests.simulation.failing import report, shrink
+from tests.simulation.plan import plan
+from tests.simulation.relay_defects import DEFECTS
+from tests.simulation.relays import simulate
+
+SEEDS: Final = 100
+_SEEDS_TO_CATCH: Final = 20
+
+
+@pytest.mark.timeout(3600)
+def test_any_history_of_relays_keeps_the_promise(caplog: pytest.LogCaptureFixture, scale: float) -> None:
+    """R2, R4, R5, R10, R19, R23: nothing lost, no ghost, order per key, one owner, twice only with a reason.
+
+    `TOWPATH_TEST_SIMULATIONS` says how many, `TOWPATH_TEST_SEED` where they begin.
+    """
+    caplog.set_level("CRITICAL")
+    count = int(os.environ.get("TOWPATH_TEST_SIMULATIONS", max(SEEDS, SEEDS * scale)))
+    start = int(os.environ.get("TOWPATH_TEST_SEED", "0"))
+    sent = 0
+    for seed in range(start, start + count):
+        account = simulate(seed)
+        sent += account.sent
+        assert not account.wrong, report("relays", seed, plan(seed), simulate)
+    assert sent > 20 * count, "too tame"
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_caught(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The verdict can fail, for each of these ways to break the promise, and within twenty seeds."""
+    caplog.set_level("CRITICAL")
+    defect = DEFECTS[name]
+    defect.plant(monkeypatch)
+    for seed in range(_SEEDS_TO_CATCH):
+        if any(each.startswith(defect.shows) for each in simulate(seed).wrong):
+            return
+    pytest.fail(f"{_SEEDS_TO_CATCH} histories with the defect looked right")
+
+
+def test_one_seed_is_one_history(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL")
+    first, second = simulate(7), simulate(7)
+    assert first.trace == second.trace
+    assert first.arrivals == second.arrivals
+
+
+@pytest.mark.timeout(1200)
+def test_a_failure_is_told_by_its_fewest_steps(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("CRITICAL")
+    DEFECTS["late commits are not looked for"].plant(monkeypatch)
+    seed = next(seed for seed in range(_SEEDS_TO_CATCH) if simulate(seed).wrong)
+    told = report("relays", seed, plan(seed), simulate, "late commits are not looked for")
+    lines = told.splitlines()
+    assert len(lines) <= 7, told  # two or three writes, what is wrong, and the command
+    assert "lost: " in told
+    assert lines[-1].endswith(f"tests.simulation relays {seed} --defect 'late commits are not looked for'")
+
+
+@pytest.mark.parametrize("needed", [{3}, {0, 9}, {2, 5, 6}, set()])
+def test_shrinking_keeps_just_what_it_takes(needed: set[int]) -> None:
+    assert shrink(range(10), lambda steps: needed <= set(steps)) == sorted(needed)
