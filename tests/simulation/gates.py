@@ -101,19 +101,19 @@ class GatedSchema(LeasedSchema):
         return []
 
     def park(self, x: Transaction, gates: list[int], ids: list[int], *columns: list[Any]) -> list[Record]:
-        for number, id_, message_id, kind, type_, content_type, headers, payload, created_at in zip(
+        for number, id_, message_id, kind, type_, key, content_type, headers, payload, created_at in zip(
             gates, ids, *columns, strict=True
         ):
             if (number, id_) not in self.parked:
                 gate = self.gates[number]
-                row = (id_, gate.shard, message_id, kind, gate.destination, type_, gate.key, content_type,
+                row = (id_, gate.shard, message_id, kind, gate.destination, type_, key, content_type,
                        headers, payload, created_at, gate.shard, True)  # fmt: skip
                 x.put(self.parked, (number, id_), OutboxRow(row))
         return []
 
     def released(self, x: Transaction, shards: list[int], limit: int, started_at: str) -> list[Record]:
         return [
-            {"gate": number, "shard": gate.shard}
+            {"gate": number, "shard": gate.shard, "is_pause": False}
             for number, gate in sorted(self.gates.items())
             if gate.shard in shards and gate.is_released and started_at == str(self.starts)
         ][:limit]

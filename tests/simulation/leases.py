@@ -17,7 +17,7 @@ class LeasedSchema(Schema):
         x.put(self.relays, relay, self.clock())
         others = [each for each, seen in self.relays.items() if each != relay and seen > self.clock() - lease]
         before = sum(each < relay for each in others)
-        return [{"living": 1 + len(others), "before": before, "is_known": True}]
+        return [{"living": 1 + len(others), "before": before, "is_known": True, "paused": []}]
 
     def renew_leases(self, x: Transaction, relay: UUID, lease: float) -> list[Record]:
         held = [

@@ -79,7 +79,7 @@ class History(World):
             try:
                 relay = Relay("postgresql://simulated", self._broker, OPTIONS)  # type: ignore[arg-type]
                 process.owner = relay.id
-                for idle in (relay._clearing, relay._mover):
+                for idle in (relay._clearing, relay._mover, relay._census):
                     idle.run = _for_ever  # type: ignore[method-assign]
                 await relay.run(stop)
             except Exception as error:
