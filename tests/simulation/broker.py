@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class SimBroker:
     def publisher(self) -> "SimPublisher":
         return SimPublisher(self)
 
-    def enter(self, keys: set[str | None], until: float) -> None:
+    def enter(self, keys: Iterable[str | None], until: float) -> None:
         """A publish begins; no other living process may be in one of these keys."""
         process = PROCESS.get()
         for key in keys:
@@ -60,7 +60,7 @@ class SimBroker:
                 self.trespasses.append(f"{other.name} and {process and process.name} in key {key} at once")
             self._inside[key] = (process, until)
 
-    def leave(self, keys: set[str | None]) -> None:
+    def leave(self, keys: Iterable[str | None]) -> None:
         for key in keys:
             if self._inside.get(key, (None, 0.0))[0] is PROCESS.get():
                 del self._inside[key]
@@ -98,7 +98,7 @@ class SimPublisher:
         piece = self._broker.rnd.randint(1, len(window))
         link = _Link(self._broker, PROCESS.get())
         withheld: set[str | None] = set()
-        keys = {message.key for message in window}
+        keys = dict.fromkeys(message.key for message in window)
         self._broker.enter(keys, self._broker.loop.time() + timeout_seconds)
         try:
             async with asyncio.timeout(timeout_seconds):

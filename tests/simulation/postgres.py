@@ -71,11 +71,11 @@ class Postgres:
         self._flushed = 0
         self.starts = 1
         self.timeline = 1
-        self._open: set[Transaction] = set()
+        self._open: dict[Transaction, None] = {}  # in their order, unlike a set
 
     def begin(self, *, is_durable: bool = True) -> Transaction:
         transaction = Transaction(is_durable)
-        self._open.add(transaction)
+        self._open[transaction] = None
         return transaction
 
     def xid(self, transaction: Transaction) -> int:
@@ -109,7 +109,7 @@ class Postgres:
 
     def _end(self, transaction: Transaction) -> None:
         transaction.is_over = True
-        self._open.discard(transaction)
+        self._open.pop(transaction, None)
         if transaction.xid is not None:
             self.running.pop(transaction.xid, None)
         for key in transaction.locks:
