@@ -115,6 +115,10 @@ class Postgres:
         for key in transaction.locks:
             self.locked.pop(key, None)
 
+    def unseen(self, table: Table) -> set[Any]:
+        """Keys of what transactions in progress have changed."""
+        return {key for x in self.running.values() for changed, key, _ in x.undo if changed is table}
+
     def snapshot(self) -> Snapshot:
         running = sorted(self.running)
         xmin = running[0] if running else self.next_xid

@@ -33,7 +33,7 @@ KILLS = {
     "kill after publish": CrashPoint.PUBLISHED_BEFORE_JOURNAL,
     "kill after journal": CrashPoint.JOURNALED,
 }
-_REST_SECONDS = 90.0
+_REST_SECONDS = 400.0
 """After the last step everything must have arrived within that."""
 
 

@@ -102,8 +102,9 @@ class World:
         """A person looks at the catalog now and then."""
         if not self._server.is_up:
             return
+        unseen = self._schema.unseen(self._schema.letters)
         for message_id, letter in list(self._schema.letters.items()):
-            if letter.state != "open" or self._rnd.random() < 0.5:
+            if message_id in unseen or letter.state != "open" or self._rnd.random() < 0.5:
                 continue
             number = int(letter.row["payload"])
             is_replayed = self._rnd.random() < 0.7 and number not in self._discarded
@@ -117,12 +118,7 @@ class World:
             self._schema.commit(x)
 
     def _expected(self) -> dict[int, tuple[str, int]]:
-        running = {
-            number
-            for x in self._schema.running.values()
-            for table, number, _ in x.undo
-            if table is self._committed
-        }
+        running = self._schema.unseen(self._committed)
         return {
             number: place
             for number, place in self._committed.items()

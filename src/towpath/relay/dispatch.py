@@ -76,7 +76,7 @@ class Dispatch:
                 await self._handle(batch)
             elif not self._sender.is_started:
                 await self._reach()
-            if self._gates.is_due(boot_time()) and self._may_publish(boot_time()):
+            if self._may_publish(boot_time()) and self._may_resend(boot_time()):
                 await self._resend()
             await self._start_journaling()
         await self._written()
@@ -101,7 +101,7 @@ class Dispatch:
             return held
         if not batches.empty():
             return batches.get_nowait()
-        if self._gates.is_due(now):
+        if self._may_resend(now):
             await asyncio.sleep(0)
             return None
         retry_at = self._shards.next_retry()
@@ -128,6 +128,9 @@ class Dispatch:
 
     def _may_publish(self, now: float) -> bool:
         return now >= self._away.until and not self._pauses.is_everything
+
+    def _may_resend(self, now: float) -> bool:
+        return self._reading.server is not None and self._gates.is_due(now)
 
     async def _handle(self, batch: Batch) -> None:
         """Publish what may be published of a batch, and settle it."""
