@@ -40,6 +40,8 @@ class SimBroker:
         self.arrivals: list[Arrival] = []
         self.trouble: set[str] = set()
         """Of `broker away`, `lose replies`, `slow broker`."""
+        self.doubtful_until = 0.0
+        """Until then relays may trust in leases that the standby never heard of, and shards have two owners."""
         self._inside: dict[str | None, tuple[Process | None, float]] = {}
         self.trespasses: list[str] = []
 
@@ -53,6 +55,7 @@ class SimBroker:
             other, others_until = self._inside.get(key, (process, 0.0))
             if (
                 other is not process
+                and not self.is_doubtful
                 and other is not None
                 and not other.is_dead
                 and self.loop.time() < others_until
@@ -64,6 +67,10 @@ class SimBroker:
         for key in keys:
             if self._inside.get(key, (None, 0.0))[0] is PROCESS.get():
                 del self._inside[key]
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.loop.time() < self.doubtful_until
 
     @property
     def is_up(self) -> bool:
@@ -162,7 +169,12 @@ class _Link:
         if message.key in self._refused:
             return
         process = self._process
-        if process and not (process.is_stopped or self.is_closed or broker.may_send(process, message.key)):
+        if process and not (
+            process.is_stopped
+            or self.is_closed
+            or broker.is_doubtful
+            or broker.may_send(process, message.key)
+        ):
             broker.trespasses.append(f"{process.name} without a lease in key {message.key}")
         number = int(message.payload or b"0")
         is_refused = broker.refuses(number)

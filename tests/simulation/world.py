@@ -50,15 +50,14 @@ class World:
         self._committed: dict[Any, Any] = {}
         """By message: its key and place in the order of the key."""
         self._lost_by_failover: set[int] = set()
-        self._has_failed_over = False
 
     def _is_refused(self, number: int) -> bool:
         return number in self._poison - self._cured
 
     def _owns(self, process: Process, key: str | None) -> bool:
-        """Whether the database says so; not after it went back in time."""
+        """Whether the database says so."""
         lease = self._schema.leases[_shard(key)]
-        return self._has_failed_over or (lease.relay == process.owner and lease.until > self._loop.time())
+        return bool(lease.relay == process.owner and lease.until > self._loop.time())
 
     def _note(self, text: str) -> None:
         self.account.trace.append(f"{self._loop.time():7.3f}  {text}")
