@@ -38,6 +38,8 @@ class SimBroker:
         """Whether a process owns the shard of a key at this moment."""
         self._delay_seconds = delay_seconds
         self.arrivals: list[Arrival] = []
+        self.offered_at = 0.0
+        """When the last message came."""
         self.trouble: set[str] = set()
         """Of `broker away`, `lose replies`, `slow broker`."""
         self.doubtful_until = 0.0
@@ -162,6 +164,7 @@ class _Link:
 
     def _arrive(self, message: OutboundMessage, confirm: asyncio.Future[Any]) -> None:
         broker = self._broker
+        broker.offered_at = broker.loop.time()
         if self._is_cut or not broker.is_up or (self.is_closed and broker.rnd.random() < 0.5):
             self._is_cut = True  # and with it all that follows
             _fail(confirm)

@@ -13,14 +13,22 @@ class Account(Protocol):
     wrong: list[str]
 
 
+_MOST_TRIES = 150
+"""Of fewer steps: about a minute."""
+
+
 def shrink(steps: Sequence[S], fails: Callable[[Sequence[S]], bool]) -> list[S]:
     """The steps without those that it also fails without: half of them, a quarter, …, single ones."""
     kept = list(steps)
+    tries = 0
     size = max(1, len(kept) // 2)
     while True:
         count = len(kept)
         start = 0
         while start < len(kept):
+            tries += 1
+            if tries > _MOST_TRIES:
+                return kept
             fewer = kept[:start] + kept[start + size :]
             if fails(fewer):
                 kept = fewer

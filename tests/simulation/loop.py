@@ -20,6 +20,10 @@ _MAX_ROUNDS = 20_000
 """Of the loop, while time stands still."""
 
 
+class Stuck(Exception):
+    """Nothing will ever happen again, or something runs for ever without waiting."""
+
+
 class Killed(BaseException):
     """Ends what a process is doing at the moment of its death."""
 
@@ -69,12 +73,12 @@ class SimLoop(asyncio.BaseEventLoop):
         ready, timers = self._ready, self._scheduled
         self._rounds += 1
         if self._rounds > _MAX_ROUNDS:
-            raise RuntimeError("something runs for ever without waiting")
+            raise Stuck("something runs for ever without waiting")
         if not ready and not self._stopping:
             while timers and timers[0]._cancelled:
                 heapq.heappop(timers)._scheduled = False
             if not timers:
-                raise RuntimeError("nothing will ever happen again")
+                raise Stuck("nothing will ever happen again")
             if timers[0]._when > self._now:
                 self._now, self._rounds = timers[0]._when, 0
         while timers and timers[0]._when <= self._now:
@@ -128,6 +132,7 @@ class SimLoop(asyncio.BaseEventLoop):
         for process in self._processes:
             process.is_dead = False
             self.thaw(process)
+        self._rounds = 0
         tasks = asyncio.all_tasks(self)
         for task in tasks:
             task.cancel()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from unittest.mock import patch
 from uuid import UUID
 
-from tests.simulation.loop import Process, SimLoop, run
-from tests.simulation.plan import HOSTS, SECONDS, Fault, Step, Write, plan
+from tests.simulation.loop import Process, SimLoop, Stuck, run
+from tests.simulation.plan import HOSTS, Fault, Step, Write, plan
 from tests.simulation.world import Account, World
 from towpath.backoff import RetryPolicy
 from towpath.crashpoints import CrashPoint
@@ -33,9 +33,11 @@ KILLS = {
     "kill after publish": CrashPoint.PUBLISHED_BEFORE_JOURNAL,
     "kill after journal": CrashPoint.JOURNALED,
 }
-_REST_SECONDS = 400.0
-"""After the last step everything must have arrived within that: with a slow broker, and a person who
-decides about one message after the other of a blocked shard, it takes minutes."""
+_QUIET_SECONDS = 60.0
+"""A history is over when so long nothing came to the broker: any timeout is shorter, and any lease."""
+_LONGEST_SECONDS = 600.0
+_READ_SECONDS = 10.0
+"""Instead of the engine's, so that what fails does so soon."""
 
 
 class History(World):
@@ -62,13 +64,17 @@ class History(World):
                     self._loop.create_task(self._write(step))
                 else:
                     self._loop.create_task(self._break(step))
-            until = max(SECONDS, self._loop.time()) + _REST_SECONDS
-            while self._loop.time() < until and not self._is_complete():
+            ends = max((step.at + step.seconds for step in self._steps), default=0.0)
+            while self._loop.time() < ends or not (self._is_complete() or self._is_quiet(ends)):
                 await asyncio.sleep(1)
                 self._decide()
         self._is_over = True
         self._judge()
         return self.account
+
+    def _is_quiet(self, ends: float) -> bool:
+        until = max(ends, self._decided_at, self._broker.offered_at) + _QUIET_SECONDS
+        return self._loop.time() > min(until, _LONGEST_SECONDS)
 
     def _start(self, host: int) -> None:
         if self._is_over:
@@ -145,7 +151,7 @@ async def _for_ever() -> None:
 
 
 @contextmanager
-def _virtual(loop: SimLoop, seed: int) -> Iterator[None]:
+def virtual(loop: SimLoop, seed: int) -> Iterator[None]:
     """The clocks, ids and dice of the engine are the simulation's."""
     ids = iter(range(1, 10_000))
 
@@ -155,7 +161,11 @@ def _virtual(loop: SimLoop, seed: int) -> Iterator[None]:
     state = random.getstate()
     random.seed(seed)
     clock = SimpleNamespace(clock_gettime=clock_gettime, CLOCK_BOOTTIME=0)
-    with patch.object(progress, "time", clock), patch.object(engine, "uuid7", lambda: UUID(int=next(ids))):
+    with (
+        patch.object(progress, "time", clock),
+        patch.object(engine, "uuid7", lambda: UUID(int=next(ids))),
+        patch.object(engine, "_READ_SECONDS", _READ_SECONDS),
+    ):
         try:
             yield
         finally:
@@ -166,7 +176,14 @@ def simulate(seed: int, steps: Sequence[Step] | None = None) -> Account:
     """Run the history of a seed, or its remaining steps."""
 
     async def main(loop: SimLoop) -> Account:
-        with _virtual(loop, seed):
-            return await History(loop, seed, plan(seed) if steps is None else steps).run()
+        with virtual(loop, seed):
+            history = History(loop, seed, plan(seed) if steps is None else steps)
+            account.append(history.account)
+            return await history.run()
 
-    return run(main)
+    account: list[Account] = []
+    try:
+        return run(main)
+    except Stuck as error:
+        account[0].wrong.append(f"stuck: {error}")
+        return account[0]

@@ -1,14 +1,19 @@
 """Histories of relays on a virtual clock keep the promise; those with a planted defect do not."""
 
+import asyncio
 import os
+from random import Random
 from typing import Final
 
 import pytest
 
+from tests.simulation.broker import SimBroker
 from tests.simulation.failing import report, shrink
+from tests.simulation.loop import SimLoop, run
 from tests.simulation.plan import plan
 from tests.simulation.relay_defects import DEFECTS
-from tests.simulation.relays import simulate
+from tests.simulation.relays import OPTIONS, simulate, virtual
+from towpath.relay import Relay
 
 SEEDS: Final = 100
 _SEEDS_TO_CATCH: Final = 20
@@ -65,6 +70,25 @@ def test_a_failure_is_told_by_its_fewest_steps(
     assert len(lines) <= 7, told  # two or three writes, what is wrong, and the command
     assert "lost: " in told
     assert lines[-1].endswith(f"tests.simulation relays {seed} --defect 'late commits are not looked for'")
+
+
+def test_a_relay_rests_while_the_database_is_away_and_a_gate_in_doubt() -> None:
+    """No answer came to what may have closed a gate; to look for that, the next session is waited for."""
+
+    async def main(loop: SimLoop) -> None:
+        with virtual(loop, 0):
+            broker = SimBroker(loop, Random(0), lambda _: False, lambda *_: True, 0.01)
+            relay = Relay("postgresql://simulated", broker, OPTIONS)  # type: ignore[arg-type]
+            relay._sender.is_started = True
+            relay._shards.acquire(0, 1, loop.time() + 1000)
+            relay._shards.doubt_gates(0)
+            stop = asyncio.Event()
+            publishing = asyncio.create_task(relay._dispatch.run(stop))
+            await asyncio.sleep(60)
+            stop.set()
+            await publishing
+
+    run(main)  # raises Stuck where something runs without ever waiting
 
 
 @pytest.mark.parametrize("needed", [{3}, {0, 9}, {2, 5, 6}, set()])

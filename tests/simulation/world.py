@@ -49,6 +49,7 @@ class World:
         self._broker = SimBroker(loop, self._rnd, self._is_refused, self._owns, delay)
         self._committed: dict[Any, Any] = {}
         """By message: its key and place in the order of the key."""
+        self._decided_at = 0.0
         self._lost_by_failover: set[int] = set()
 
     def _is_refused(self, number: int) -> bool:
@@ -105,6 +106,7 @@ class World:
         for message_id, letter in list(self._schema.letters.items()):
             if message_id in unseen or letter.state != "open" or self._rnd.random() < 0.5:
                 continue
+            self._decided_at = self._loop.time()
             number = int(letter.row["payload"])
             is_replayed = self._rnd.random() < 0.7 and number not in self._discarded
             if is_replayed:
