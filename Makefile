@@ -4,7 +4,7 @@
 # make test    every test, on real Postgres, Kafka and RabbitMQ
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
 # make planted each of the defects planted into its processes is found by the fault suite
-# make nightly random histories of the consumer engine, 5,000 of them (HISTORIES=, SEED= change that)
+# make nightly random histories: 5,000 of the consumer engine, 2,000 of relays (HISTORIES=, SIMULATIONS=, SEED=)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
 PYTHON ?= python3
@@ -78,7 +78,8 @@ test: services
 
 nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \
-		$(BIN)/python -m pytest tests/property/test_work_protocol.py
+		TOWPATH_TEST_SIMULATIONS=$(or $(SIMULATIONS),2000) \
+		$(BIN)/python -m pytest tests/property/test_work_protocol.py tests/simulation
 
 faults: services
 	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 3,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)

@@ -26,7 +26,12 @@ def main() -> int:
             DEFECTS[arguments.defect].plant(patch)
         account = simulate(arguments.seed)
         if not account.wrong:
-            print("\n".join(account.trace), f"seed {arguments.seed}: right", sep="\n")
+            last = account.arrivals[-1].at if account.arrivals else 0.0
+            print(*account.trace, sep="\n")
+            print(
+                f"seed {arguments.seed}: right, {account.sent} messages arrived "
+                f"{len(account.arrivals)} times, the last at {last:.6f} s"
+            )
             return 0
         print(report(arguments.kind, arguments.seed, plan(arguments.seed), simulate, arguments.defect or ""))
         return 1

@@ -43,7 +43,7 @@ class SimBroker:
         self.trouble: set[str] = set()
         """Of `broker away`, `lose replies`, `slow broker`."""
         self.doubtful_until = 0.0
-        """Until then relays may trust in leases that the standby never heard of, and shards have two owners."""
+        """Until then relays may trust in leases that the standby never had; shards may have two owners."""
         self._inside: dict[str | None, tuple[Process | None, float]] = {}
         self.trespasses: list[str] = []
 
