@@ -112,7 +112,7 @@ def the_journal_is_written_before_the_publish(patch: Patch) -> None:
         for number, part in batch.parts.items():
             shard = self._shards.get(number)
             if shard is not None and shard.stamp == part.stamp:
-                shard.done, shard.is_dirty = part.done, True
+                shard.done, shard.dirty_since = part.done, progress.boot_time()
         await self._flush()
         await handle(self, batch)
 
@@ -139,6 +139,13 @@ def memory_outlives_the_server(patch: Patch) -> None:
         head, *rows = poll(self, x, *arguments)
         return [head.but(type="1", key="1", kind="1:1000000000:"), *rows]
 
+    for statement in ("state", "gates_of", "released"):
+        asks = getattr(GatedSchema, statement)
+        patch.setattr(
+            GatedSchema,
+            statement,
+            lambda self, x, *arguments, asks=asks: asks(self, x, *arguments[:-1], str(self.starts)),
+        )
     patch.setattr(Schema, "poll", of_any_server)
     patch.setattr(Schema, "server", lambda self, _: [_SERVER | {"snapshot": self.snapshot().text}])
     patch.setattr(

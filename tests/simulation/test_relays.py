@@ -5,14 +5,16 @@ import os
 import subprocess
 import sys
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from tests.simulation.broker import SimBroker
 from tests.simulation.failing import report, shrink
+from tests.simulation.gates import GatedSchema
 from tests.simulation.loop import SimLoop, run
 from tests.simulation.plan import plan
+from tests.simulation.postgres import Transaction
 from tests.simulation.relay_defects import DEFECTS
 from tests.simulation.relays import OPTIONS, simulate, virtual
 from towpath.relay import Relay
@@ -102,6 +104,22 @@ def test_a_relay_rests_while_the_database_is_away_and_a_gate_in_doubt() -> None:
             await publishing
 
     run(main)  # raises Stuck where something runs without ever waiting
+
+
+def test_a_server_that_is_replaced_while_progress_is_loaded_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R19: behind a pooler that hides it the relay loads again, and does not die."""
+    caplog.set_level("CRITICAL")
+    state, asked = GatedSchema.state, []
+
+    def replaced_at_first(self: GatedSchema, x: Transaction, shards: list[int], started_at: str) -> Any:
+        asked.append(started_at)
+        return state(self, x, shards, started_at if len(asked) > 1 else "before")
+
+    monkeypatch.setattr(GatedSchema, "state", replaced_at_first)
+    assert simulate(0).wrong == []
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize("needed", [{3}, {0, 9}, {2, 5, 6}, set()])

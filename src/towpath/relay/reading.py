@@ -175,4 +175,7 @@ class Reading:
             raise SchemaMismatch(f"the journal has no row for the shards {missing}: it was edited by hand")
         server, now = await self._store.server()
         check_not_ahead(list(progress.values()), now)
-        self._shards.loaded(progress, await self._parking.state(connection, numbers, server))
+        gated = await self._parking.state(connection, numbers, server)
+        if len(gated) < len(numbers):
+            raise MemoryStale("the server was replaced while progress was loaded")
+        self._shards.loaded(progress, gated)
