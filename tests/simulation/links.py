@@ -37,6 +37,8 @@ class Server:
         self.up.set()
         self.connections: set[Connection] = set()
         self.opened = 0
+        self._is_hidden = False
+        """A pooler keeps what is asked until the server is back."""
 
     async def connect(
         self, *_: object, server_settings: Mapping[str, str], command_timeout: float, **__: object
@@ -54,6 +56,10 @@ class Server:
     @property
     def is_up(self) -> bool:
         return self.up.is_set()
+
+    @property
+    def keeps_waiting(self) -> bool:
+        return self._is_hidden and not self.is_up
 
     def delay(self) -> float:
         """Seconds on the way, in one direction."""
@@ -73,12 +79,14 @@ class Server:
     def crash(self, *, is_hidden: bool) -> None:
         """Be restarted; a pooler hides that from connections at rest."""
         self.up.clear()
+        self._is_hidden = is_hidden
         self.schema.crash()
         self.cut(lambda connection: not is_hidden or connection.is_busy)
 
     def fail_over(self, lag_seconds: float) -> None:
         """Be replaced by a standby that lacks the last commits."""
         self.up.clear()
+        self._is_hidden = False
         self.schema.fail_over(lag_seconds)
         self.cut(lambda _: True)
 
@@ -184,6 +192,9 @@ class Connection:
 
         def arrive() -> None:
             if self._is_closed and server.rnd.random() < 0.5:
+                return
+            if server.keeps_waiting:
+                loop.call_later(0.02, arrive, context=OUTSIDE)
                 return
             if not server.is_up:
                 self.break_off()

@@ -132,12 +132,13 @@ def a_gap_is_passed(patch: Patch) -> None:
 
 
 def memory_outlives_the_server(patch: Patch) -> None:
-    """No statement tells which server it ran on, nor does the snapshot that went back."""
+    """No statement tells which server it ran on, and a snapshot that went back is not believed."""
     poll, append = Schema.poll, LeasedSchema.append_progress
 
-    def of_any_server(self: Schema, x: Any, *arguments: Any) -> Any:
-        head, *rows = poll(self, x, *arguments)
-        return [head.but(type="1", key="1", kind="1:1000000000:"), *rows]
+    def of_any_server(self: Schema, x: Any, xmax: str, *arguments: Any) -> Any:
+        head, *rows = poll(self, x, xmax, *arguments)
+        upto = max(Snapshot(head["destination"]), Snapshot(f"{xmax}:{xmax}:"), key=lambda each: each.xmax)
+        return [head.but(type="1", key="1", kind="1:1000000000:", destination=upto.text), *rows]
 
     for statement in ("state", "gates_of", "released"):
         asks = getattr(GatedSchema, statement)
