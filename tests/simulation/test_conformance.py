@@ -16,7 +16,7 @@ from tests.simulation.rows import SHARDS
 from tests.simulation.world import message_row
 from towpath.store.journal import Journal, JournalEntry
 from towpath.store.leases import Leases
-from towpath.store.outbox import ID, PAYLOAD, SHARD, KeyRanges, OutboxReader
+from towpath.store.outbox import ID, KEY, PAYLOAD, SHARD, KeyRanges, OutboxReader
 from towpath.store.parking import GATE, Parking
 from towpath.store.snapshot import Snapshot
 
@@ -256,7 +256,7 @@ class Pair:
         for lane in real:
             behind = [pair for pair in self.rows.values() if pair[0][6] == lane[2]][:2]
             for side, gates in enumerate((real, model)):
-                await self.parking.park(self.sides[side], {gates[lane].id: [pair[side] for pair in behind]})
+                await self.parking.park(self.sides[side], {gates[lane]: [pair[side] for pair in behind]})
 
     async def decide(self) -> None:
         """A person opens a gate, without its message."""
@@ -280,7 +280,7 @@ class Pair:
             found.append(
                 (
                     list(released.values()),
-                    [(row[PAYLOAD], place[row[GATE]]) for row in rows],
+                    [(row[PAYLOAD], row[KEY], place[row[GATE]]) for row in rows],
                     sorted(place[gate] for gate in removed),
                     await self.parking.count(connection, list(SHARDS)),
                 )
