@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ def test_one_seed_is_one_history_in_every_process() -> None:
     told = [
         subprocess.run(
             [sys.executable, "-m", "tests.simulation", "relays", "7"],
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
