@@ -28,7 +28,7 @@ $(STAMP): requirements/bootstrap.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "towpath needs Python 3.11 or newer; try: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes --compile-bytecode -r requirements/dev.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -15,5 +15,7 @@ uv="$work/tools/bin/uv"
 "$uv" build -q --wheel --no-build-isolation --python "$work/tools/bin/python" --out-dir "$work/dist" .
 
 "$python" -m venv --without-pip "$prefix"
-"$uv" pip install -q --python "$prefix/bin/python" --link-mode copy --require-hashes -r requirements/runtime.txt
-"$uv" pip install -q --python "$prefix/bin/python" --no-deps "$work"/dist/towpath-*.whl
+# Compiled once, here: on a read-only file system every start, each health check too, would do it again.
+"$uv" pip install -q --python "$prefix/bin/python" --link-mode copy --compile-bytecode --require-hashes \
+	-r requirements/runtime.txt
+"$uv" pip install -q --python "$prefix/bin/python" --no-deps --compile-bytecode "$work"/dist/towpath-*.whl

@@ -157,6 +157,16 @@ def test_an_image_is_small_labelled_and_runs_as_nobody(name: str) -> None:
     assert settings <= set(variables())
 
 
+def test_everything_installed_is_compiled(prefix: Path) -> None:
+    """On a read-only file system each start of a process, each health check too, would compile it anew."""
+    (library,) = prefix.glob("lib/python3.*/site-packages")
+    sources = [*library.glob("towpath/**/*.py"), *library.glob("sqlalchemy/**/*.py")]
+    assert len(sources) > 300
+    for source in sources:
+        compiled = [*(source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")]
+        assert compiled, f"{source} is compiled at every start"
+
+
 def test_the_images_install_the_same_way() -> None:
     stages = {(ROOT / name / "Dockerfile").read_text().split("FROM ")[1] for name in IMAGES}
     assert len(stages) == 1
