@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -104,3 +105,17 @@ def test_each_metric_is_named_and_described_by_the_rules(metric: Any) -> None:
 
 def test_metric_names_are_unique() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_whatever_is_reported_can_be_sent(reader: InMemoryMetricReader) -> None:
+    """O5: one value that OTLP has no type for would take every other metric of its batch with it."""
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    telemetry = OpenTelemetry(meter=provider.get_meter(SCOPE))
+    for metric in METRICS:
+        report = {"counter": telemetry.add, "histogram": telemetry.record, "gauge": telemetry.set}
+        report[metric.kind](metric, True)
+    data = reader.get_metrics_data()
+    assert data is not None
+    (sent,) = encode_metrics(data).resource_metrics
+    assert len(sent.scope_metrics[0].metrics) == len(METRICS)
+    provider.shutdown()

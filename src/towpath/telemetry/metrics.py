@@ -36,6 +36,8 @@ NO_TELEMETRY: Final = Telemetry()
 class OpenTelemetry(Telemetry):
     """Reports to OpenTelemetry: to nothing until an SDK is set up, to its exporters afterwards.
 
+    A bool becomes a number: OTLP has no type for it, and drops everything that goes with one.
+
     `labels` are carried by every metric that lists them; a broker tells its own.
     """
 
@@ -64,10 +66,10 @@ class OpenTelemetry(Telemetry):
                 self._set[metric] = meter.create_gauge(metric.name, metric.unit, metric.description).set
 
     def add(self, metric: Metric, amount: float = 1, /, **labels: str | None) -> None:
-        self._add[metric](amount, self._shared[metric] | attributes(**labels))
+        self._add[metric](+amount, self._shared[metric] | attributes(**labels))
 
     def record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
-        self._record[metric](value, self._shared[metric] | attributes(**labels))
+        self._record[metric](+value, self._shared[metric] | attributes(**labels))
 
     def record_all(self, metric: Metric, values: Iterable[float], /, **labels: str | None) -> None:
         record, shared = self._record[metric], self._shared[metric] | attributes(**labels)
@@ -75,4 +77,4 @@ class OpenTelemetry(Telemetry):
             record(value, shared)
 
     def set(self, metric: Metric, value: float, /, **labels: str | None) -> None:
-        self._set[metric](value, self._shared[metric] | attributes(**labels))
+        self._set[metric](+value, self._shared[metric] | attributes(**labels))
