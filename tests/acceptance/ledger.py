@@ -134,7 +134,8 @@ async def _leftovers(db: "asyncpg.Connection[Any]", group: str) -> dict[str, int
     row = await db.fetchrow(
         "select (select count(*) from towpath.key_gate where consumer_group = $1) as gates,"
         " (select count(*) from towpath.dead_letter where consumer_group = $1) as dead_letters,"
-        " (select count(*) from towpath.outbox_message where status = 'PENDING') as unsent",
+        " (select count(*) from towpath.outbox_message"
+        "   where status = 'PENDING' and destination <> 'towpath.canary') as unsent",
         group,
     )
     return dict(row) if row is not None else {}

@@ -1,5 +1,6 @@
 """What the Dockerfiles describe, built and started in clean directories, without a container engine."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -10,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from tests.fixtures.graveyard import bury
 from towpath.settings import variables
 from towpath.testing.services.ports import ReservedPort
 
@@ -143,6 +146,29 @@ def test_an_image_starts_is_healthy_and_drains(
     assert container.run(*image.health_check).returncode == 4
     assert container.run("towpath", "dlq", "summary").returncode == 0
     assert not list(tmp_path.rglob("__pycache__")), "a read-only root would refuse it"
+
+
+async def _bury(url: str) -> None:
+    db = await asyncpg.connect(url)
+    await bury(db, ["k1", "k2"])
+    await db.close()
+
+
+def test_the_command_of_an_image_replays_without_a_terminal(
+    prefix: Path, migrated_url: str, tmp_path: Path
+) -> None:
+    """D3, O1: as `docker run … towpath dlq replay --group billing --yes`."""
+    asyncio.run(_bury(migrated_url))
+    environment = {"TOWPATH_DATABASE_URL": migrated_url}
+    container = Container(read("outbox_relay"), prefix, tmp_path, environment)
+
+    unsaid = container.run("towpath", "dlq", "replay", "--group", "billing")
+    ran = container.run("towpath", "dlq", "replay", "--group", "billing", "--yes")
+    again = container.run("towpath", "dlq", "replay", "--group", "billing", "--yes")
+
+    assert (unsaid.returncode, "add --yes" in unsaid.stderr) == (2, True)
+    assert (ran.returncode, "replayed 2" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stdout + again.stderr
 
 
 @pytest.mark.parametrize("name", IMAGES)

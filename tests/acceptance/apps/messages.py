@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from towpath.messages import event, task
 
 Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies", "lingers", "kills"]
-"""`lingers` succeeds after a second; `kills`: its process dies by SIGKILL, beside one that lingers."""
+"""`lingers` succeeds after seconds; `kills`: its process dies by SIGKILL, beside one that lingers."""
 
 
 class Messages(NamedTuple):

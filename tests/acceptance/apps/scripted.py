@@ -41,8 +41,8 @@ _CALL: Final = text(
 )
 _IS_CAUSED: Final = text("select count(*) > 0 from cause")
 
-_LINGER_SECONDS: Final = 1.0
-_NEIGHBOUR_SECONDS: Final = 5.0
+_LINGER_SECONDS: Final = 8.0
+_NEIGHBOUR_SECONDS: Final = 8.0
 
 someone_lingers = asyncio.Event()
 
