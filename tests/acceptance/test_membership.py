@@ -179,11 +179,11 @@ async def test_only_the_message_that_kills_its_process_reaches_the_catalog(world
     }
     numbers = {f"k{number}": count(1) for number in range(KEYS)}
     before = await emitted(world, numbers, 10)
-    killer = world.messages.step(key="killer", n=1, fate="kills")
+    killer = world.messages.step(key="killer", n=1, fate="kills", is_watched=True)
     async with world.db.transaction():
         (killer_id,) = await emit_many(world.db, [killer])
     after = await emitted(world, numbers, 200)
-    after += await emitted(world, numbers, 1, fate="lingers")
+    after += await emitted(world, numbers, 1, fate="lingers", is_watched=True)
     world.relay()
     sent = "select -count(*) from towpath.outbox_message where status = 'PENDING'"
     await world.until_counted(0, sent)

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from towpath.messages import event, task
 
 Fate = Literal["succeeds", "is_rejected", "fails_while_caused", "dies", "lingers", "kills"]
-"""`lingers` succeeds after seconds; `kills`: its process dies by SIGKILL, beside one that lingers."""
+"""`kills`: its process dies by SIGKILL at each start, at the first beside one that `lingers` until then, and
+succeeds at a later start. Both are watched."""
 
 
 class Messages(NamedTuple):

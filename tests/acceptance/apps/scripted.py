@@ -41,8 +41,8 @@ _CALL: Final = text(
 )
 _IS_CAUSED: Final = text("select count(*) > 0 from cause")
 
-_LINGER_SECONDS: Final = 8.0
-_NEIGHBOUR_SECONDS: Final = 8.0
+_IS_FIRST_START: Final = text("select count(*) = 1 from outside_call where message_id = :message_id")
+_NEIGHBOUR_SECONDS: Final = 15.0
 
 someone_lingers = asyncio.Event()
 
@@ -126,14 +126,16 @@ async def _effect(session: AsyncSession, attempt: Attempt, handler: str, key: st
 
 
 async def _fail_as_told(session: AsyncSession, message: Step | Work, attempt: Attempt) -> None:
-    if message.fate == "lingers":
-        someone_lingers.set()
-        await asyncio.sleep(_LINGER_SECONDS)
-        someone_lingers.clear()
-    if message.fate == "kills":
-        with suppress(TimeoutError):
-            await asyncio.wait_for(someone_lingers.wait(), _NEIGHBOUR_SECONDS)
-        os.kill(os.getpid(), signal.SIGKILL)
+    if message.fate in ("lingers", "kills"):
+        started = await session.execute(_IS_FIRST_START, {"message_id": attempt.message_id})
+        is_first_start = started.scalar_one()
+        if message.fate == "lingers" and is_first_start:
+            someone_lingers.set()
+            await asyncio.sleep(_NEIGHBOUR_SECONDS)  # its killer comes meanwhile
+        if message.fate == "kills":
+            with suppress(TimeoutError):
+                await asyncio.wait_for(someone_lingers.wait(), _NEIGHBOUR_SECONDS if is_first_start else 0)
+            os.kill(os.getpid(), signal.SIGKILL)
     if message.fate == "dies":
         raise Dead("hopeless", "the message says so")
     if message.fate == "fails_while_caused" and (await session.execute(_IS_CAUSED)).scalar_one():
