@@ -131,7 +131,9 @@ async def _fail_as_told(session: AsyncSession, message: Step | Work, attempt: At
         is_first_start = started.scalar_one()
         if message.fate == "lingers" and is_first_start:
             someone_lingers.set()
-            await asyncio.sleep(_NEIGHBOUR_SECONDS)  # its killer comes meanwhile
+            for _ in range(int(_NEIGHBOUR_SECONDS)):  # its killer comes meanwhile
+                await asyncio.sleep(1)
+                await session.execute(_IS_CAUSED)  # a session that idles for a lease is ended
         if message.fate == "kills":
             with suppress(TimeoutError):
                 await asyncio.wait_for(someone_lingers.wait(), _NEIGHBOUR_SECONDS if is_first_start else 0)
