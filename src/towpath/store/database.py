@@ -125,6 +125,7 @@ class Database:
                     command_timeout=self._command_timeout,
                     timeout=10,
                     server_settings={"application_name": "towpath", **PLANNER_PINS},
+                    reset=_nothing_to_reset,
                 )
 
     async def aclose(self) -> None:
@@ -189,6 +190,10 @@ class Database:
         with store_errors():
             async with self.pool.acquire(timeout=10) as connection, connection.transaction():
                 yield connection
+
+
+async def _nothing_to_reset(_: object) -> None:
+    """The engines set nothing on a session; the pool's own reset would be one more statement after each."""
 
 
 def plain_url(url: str) -> str:
