@@ -12,6 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
+from tests.fixtures.fix_postgres import oldest_postgres, plain_cluster
 from tests.integration.relaying import (
     FAST,
     RecordingBroker,
@@ -24,7 +25,6 @@ from tests.integration.relaying import (
 )
 from towpath.store import migrate
 from towpath.testing.services import PostgresServer
-from towpath.testing.services.postgres import distribution_programs
 
 NEXT_ID = "select pg_snapshot_xmax(pg_current_snapshot())::text"
 EMITTED = "select message_id, key, payload, xid::text::bigint as xid from towpath.outbox order by id"
@@ -117,17 +117,8 @@ async def eventually_sent(db: "asyncpg.Connection[Any]", broker: RecordingBroker
 
 async def test_an_upgraded_cluster_is_continued_where_it_was() -> None:
     """R20: schema and relay run on the old one; pg_upgrade keeps transaction ids, so nothing repeats."""
-    old_programs = await asyncio.to_thread(distribution_programs)
-
-    def plain(server: PostgresServer) -> None:
-        checksums = ["--no-data-checksums"] if server.program("initdb").parent != old_programs else []
-        server.run(
-            "initdb", "-D", server.data_directory, "-U", "postgres", "-A", "trust", "-E", "UTF8",
-            "--locale=C", "--no-sync", *checksums,
-        )  # fmt: skip
-
     broker, same_place = RecordingBroker(), dataclasses.replace(FAST, environment="production")
-    with PostgresServer(programs=old_programs, fill=plain) as old:
+    with await asyncio.to_thread(oldest_postgres) as old:
         url = old.create_database("upgraded")
         await asyncio.to_thread(migrate.upgrade, url)
         async with relaying(url, broker, same_place), session(url) as db:
@@ -141,13 +132,14 @@ async def test_an_upgraded_cluster_is_continued_where_it_was() -> None:
         old.stop()
 
         def upgrade(server: PostgresServer) -> None:
-            plain(server)
+            plain_cluster(server)
             scratch = server.group.directory / "upgrade"
             scratch.mkdir()
             shutil.chown(scratch, server.owner.uid if server.owner else os.geteuid())
             server.run(
-                "pg_upgrade", "-b", old_programs, "-d", old.data_directory, "-D", server.data_directory,
-                "-U", "postgres", "-p", str(old.port), "-P", str(server.port), "-s", scratch, cwd=scratch,
+                "pg_upgrade", "-b", old.program("postgres").parent, "-d", old.data_directory,
+                "-D", server.data_directory, "-U", "postgres", "-p", str(old.port), "-P", str(server.port),
+                "-s", scratch, cwd=scratch,
             )  # fmt: skip
 
         with PostgresServer(fill=upgrade) as new:

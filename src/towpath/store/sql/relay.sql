@@ -4,7 +4,8 @@
 -- name: poll
 -- The window between the cut $1:$3 (xmax and list of xids in progress) and $4, an earlier cut, or null for this
 -- statement's own snapshot. Takes no locks. Branch one: rows of transactions that were in progress at the cut and
--- have finished since; only finished xids are probed. Branch two: rows of younger transactions.
+-- have finished since; only finished xids are probed, one by one: before Postgres 17 a list of them is no way into the
+-- index behind a list of shards, and everything retained would be read. Branch two: rows of younger transactions.
 -- At most $5 rows, in no particular choice; of those past $6 bytes only the id, shard and xid are returned.
 -- The first row, id 0, is the statement's own: in `destination` the window's end, in `kind` this statement's snapshot,
 -- in `type` the server's start time, in `key` its timeline (null on a standby), in `content_type` the backend.
@@ -13,9 +14,9 @@ with s as materialized (
 ), found as (
   select w.*, coalesce(octet_length(w.payload), 0) + pg_column_size(w.headers) as size
   from s, lateral (
-    select o.* from towpath.outbox o
-    where o.shard = any($2::smallint[])
-      and o.xid = any(array(select x from unnest($3::text::xid8[]) x where pg_visible_in_snapshot(x, s.s2)))
+    select o.* from unnest($3::text::xid8[]) x, lateral (
+      select o.* from towpath.outbox o where o.shard = any($2::smallint[]) and o.xid = x offset 0) o
+    where pg_visible_in_snapshot(x, s.s2)
     union all
     select o.* from towpath.outbox o
     where o.shard = any($2::smallint[]) and o.xid >= $1::text::xid8 and o.xid < pg_snapshot_xmax(s.s2)
@@ -45,10 +46,10 @@ select s.shard, (
   select coalesce(string_agg(xid8send(k.xid) || int8send(k.id), ''::bytea), '')
   from (
     select w.xid, w.id from (
-      select o.xid, o.id from towpath.outbox o
-      where o.shard = s.shard and o.id > s.after_id
-        and o.xid = any(array(select x from unnest($3::text::xid8[]) x
-                              where pg_visible_in_snapshot(x, $4::text::pg_snapshot)))
+      select o.xid, o.id from unnest($3::text::xid8[]) x, lateral (
+        select o.xid, o.id from towpath.outbox o
+        where o.shard = s.shard and o.xid = x and o.id > s.after_id offset 0) o
+      where pg_visible_in_snapshot(x, $4::text::pg_snapshot)
       union all
       select o.xid, o.id from towpath.outbox o
       where o.shard = s.shard and o.id > s.after_id
