@@ -195,6 +195,12 @@ def _drops_the_due() -> None:
     _rewrite("scheduled", "move", "from due m order by", "from due m where false order by")
 
 
+def _settles_without_its_token() -> None:
+    held = "and t.token = $3 and t.state || '' = 'RUNNING'"
+    for name in ("settle_one", "wait", "end"):
+        _rewrite("work", name, held, "and $3::uuid is not null")
+
+
 @dataclass(frozen=True)
 class Defect:
     """One, with what it breaks."""
@@ -224,6 +230,9 @@ DEFECTS: Final[Mapping[str, Defect]] = {
     "commits_when_a_handler_fails": Defect(_commits_when_a_handler_fails, ("I4",)),
     "keeps_descriptors": Defect(_keeps_descriptors, ("I11",)),
     "drops_the_due": Defect(_drops_the_due, ("I1",)),
+    "settles_without_its_token": Defect(
+        _settles_without_its_token, ("I3", "I4", "I8", "I9"), "member_freezes_failed_before_settle"
+    ),
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, get_args
 
+from tests.faults import freezing
 from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.process_faults import Crashed, Frozen, FrozenAt, Killed, Limited, Terminated, size_of
 from tests.faults.server_faults import (
@@ -44,6 +45,9 @@ def _table() -> dict[str, Callable[[], Fault]]:
         CrashPoint.HANDLED_BEFORE_SETTLE,
     ):
         table[f"member_freezes_{point}"] = partial(FrozenAt, point)
+    table["member_freezes_failed_before_settle"] = partial(
+        FrozenAt, CrashPoint.HANDLED_BEFORE_SETTLE, freezing.FAILURE
+    )
     table |= {
         "postgres_restarted": PostgresRestarted,
         "postgres_killed": PostgresKilled,

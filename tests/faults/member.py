@@ -150,6 +150,7 @@ async def _meet(message: Any, attempt: Attempt) -> Reject | None:
     if message.fate == "hangs" and attempt.attempt == 1:
         await asyncio.sleep(_LONG_SECONDS)
     if message.fate == "fails" and attempt.attempt <= _FAILING:
+        freezing.failing()
         raise PassingTrouble(f"attempt {attempt.attempt} of {_FAILING} that fail")
     await asyncio.sleep(0.005)
     return _outcome(message, attempt.message_id)
@@ -157,6 +158,7 @@ async def _meet(message: Any, attempt: Attempt) -> Reject | None:
 
 def _outcome(message: Any, id_: UUID) -> Reject | None:
     if message.fate == "dies" and not ledger.is_cured(id_):
+        freezing.failing()
         raise Dead("told_to")
     return Reject("told_to") if message.fate == "is_rejected" else None
 

@@ -106,15 +106,14 @@ class FrozenAt(Fault):
     brokers = frozenset({"kafka"})
     least_seconds = LEASE_SECONDS + 12.0  # others have to take its work over, too
 
-    def __init__(self, point: CrashPoint) -> None:
+    def __init__(self, point: CrashPoint, condition: str = "") -> None:
         self._name = f"member-frozen-{point.value.replace('_', '-')}"
-        self._point = point
+        self._point = f"{point}:{condition}"
         self.touches = (self._name, *MEMBERS)
         self.acts_on = frozenset(self.touches)
 
     async def begin(self, world: FaultWorld) -> None:
         world.start(self._name, **{freezing.ENVIRONMENT_VARIABLE: self._point})
-
         await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
         for name in MEMBERS:
             await world.patiently(name)
