@@ -14,8 +14,8 @@ from benchmarks.report import markdown
 BENCHMARKS = ("relay", "consumer", "e2e", "operator")
 
 
-def main() -> int:
-    """0 when every cell verified what it counted, 1 when one is void, 2 for arguments it cannot use."""
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--quick", action="store_true", help="a sanity pass in about a minute")
@@ -29,7 +29,13 @@ def main() -> int:
         metavar="FILE",
         help="run nothing: print the table for docs/performance.md from what --json printed",
     )
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """0 when every cell verified what it counted, 1 when one is void, 2 for arguments it cannot use."""
+    arguments_of = parser()
+    options = arguments_of.parse_args()
     if options.markdown:
         lines = [line for path in options.markdown for line in path.read_text().splitlines() if line]
         print(markdown(json.loads(line) for line in lines))
@@ -38,11 +44,11 @@ def main() -> int:
     known = getattr(module, "CELLS", ())
     chosen = options.cells.split(",") if options.cells else known
     if unknown := sorted(set(chosen) - set(known)):
-        parser.error(
+        arguments_of.error(
             f"{options.benchmark} has no cell {', '.join(unknown)}; it has: {', '.join(known) or 'one'}"
         )
     if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds must be at least 1")
+        arguments_of.error("--rounds must be at least 1")
     rounds = options.rounds or (1 if options.quick else 5)
     arguments = {"cells": chosen} if known else {}
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries on topics that are just made

@@ -2,11 +2,14 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 
+from benchmarks.__main__ import parser
 from docs.generated import commands as command_tree
-from tests.docs.pages import Block, blocks, commands, pages
+from tests.docs.pages import REPOSITORY, Block, blocks, commands, pages
+from tests.docs.test_operations import OF_STAGED_STATES
 from tests.docs.test_operations import PAGES as PAGES_OF_COMMANDS
 
 PAGES = ["README.md", *pages()]
@@ -18,14 +21,11 @@ EXECUTED = {
     "docs/producing.md": {"python", "sql", "sh"},  # test_producing_page.py
     "docs/quickstart.md": {"python", "sh"},  # test_quickstart.py
     **{page: {"console"} for page in PAGES_OF_COMMANDS},  # test_operations.py
+    **{page: {"console"} for page in OF_STAGED_STATES},  # test_staged_pages.py
     "docs/settings.md": {"console", "toml"},  # the latter in tests/unit/test_settings.py
 }
 EXCUSED = {
-    "docs/consuming.md": 1,
     "docs/deploying.md": 1,
-    "docs/operating/doctor.md": 1,
-    "docs/operating/offsets.md": 1,
-    "docs/operating/unknown.md": 1,
     "docs/performance.md": 1,
     "docs/reliability.md": 1,
 }
@@ -64,6 +64,20 @@ def test_what_is_not_executed_is_at_least_a_command_that_exists(page: str) -> No
             words = shlex.split(line)
             if "towpath" in words:
                 assert problem_of(words[words.index("towpath") :]) is None
+            if words[:3] == ["python", "-m", "benchmarks"]:
+                parser().parse_args(words[3 : words.index(">") if ">" in words else None])
+
+
+@pytest.mark.parametrize("page", EXCUSED)
+def test_what_is_not_executed_is_at_least_a_target_of_make(page: str) -> None:
+    lines = [line for block in blocks(page) if block.excuse is not None for line in block.text.splitlines()]
+    for line in lines:
+        if line.startswith("make "):
+            words = shlex.split(line, comments=True)
+            done = subprocess.run(
+                [*words, "--dry-run"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, done.stderr
 
 
 def test_a_command_or_an_option_that_does_not_exist_would_be_found() -> None:

@@ -1,7 +1,9 @@
 """docs/consuming.md, then docs/failures.md: their Python runs as it stands, and what they name exists."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,18 +34,62 @@ def test_the_page_declares_a_group_without_problems() -> None:
     assert {"order.placed", "invoice.created", "charge.requested", "page.viewed"} == set(app.handlers)
 
 
+def write_package(directory: Path) -> Path:
+    """Write the pages' Python as billing/consumer.py below a directory."""
+    (directory / "billing").mkdir()
+    (directory / "billing" / "__init__.py").write_text("")
+    (directory / "billing" / "consumer.py").write_text(python(), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Where billing.consumer can be imported."""
+    return write_package(tmp_path)
+
+
+def console(verb: str) -> tuple[list[str], str]:
+    """The page's `towpath worker <verb> …` as an argument vector, and what is shown below it."""
+    found = [
+        command for block in blocks(PAGE) if block.language == "console" for command in commands(block.text)
+    ]
+    (words, shown), *more = [
+        (shlex.split(line), shown) for line, shown in found if line.startswith(f"towpath worker {verb} ")
+    ]
+    assert not more
+    return [sys.executable, "-m", "towpath.cli", *words[1:]], shown
+
+
 @pytest.mark.timeout(300)
-def test_the_console_block_validates_the_group_of_the_page(tmp_path: Path) -> None:
-    package = tmp_path / "billing"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    source = python()
-    (package / "consumer.py").write_text(source, encoding="utf-8")
-    (block,) = [each for each in blocks(PAGE) if each.language == "console" and each.excuse is None]
-    ((line, shown),) = commands(block.text)
-    command = [sys.executable, "-m", "towpath.cli", *shlex.split(line)[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+def test_the_console_block_validates_the_group_of_the_page(package: Path) -> None:
+    command, shown = console("validate")
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=240, check=False)
     assert (0, shown) == (done.returncode, done.stdout), done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_the_console_block_runs_the_group_of_the_page_until_it_is_told_to_stop(
+    package: Path, migrated_url: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "OTEL_"))}
+    process = subprocess.Popen(
+        console("run")[0],
+        cwd=package,
+        env={**kept, "TOWPATH_DATABASE_URL": migrated_url, "TOWPATH_BROKER_URL": "memory://page"},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        first = process.stderr.readline()
+        assert "service.started" in first, first + process.stderr.read()
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=240)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, rest
 
 
 def test_settings_and_numbers_of_the_pages_are_true() -> None:

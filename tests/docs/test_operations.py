@@ -21,7 +21,10 @@ def shown(page: str) -> list[Block]:
     return [block for block in blocks(page) if block.language == "console" and block.excuse is None]
 
 
-PAGES = [page for page in pages() if page != "docs/consuming.md" and shown(page)]
+OF_STAGED_STATES = ["docs/operating/doctor.md", "docs/operating/offsets.md", "docs/operating/unknown.md"]
+"""Need more than rows: test_staged_pages.py."""
+ELSEWHERE = ["docs/consuming.md", *OF_STAGED_STATES]
+PAGES = [page for page in pages() if page not in ELSEWHERE and shown(page)]
 
 
 async def something_happened(url: str) -> None:
@@ -51,8 +54,19 @@ def test_a_page_shows_what_the_commands_print(
         monkeypatch.setenv("TOWPATH_DATABASE_URL", request.getfixturevalue("database_url"))
     else:
         asyncio.run(something_happened(request.getfixturevalue("migrated_url")))
+    follow(page, towpath)
+
+
+def follow(page: str, towpath: Run, **replaced: str) -> None:
+    """Run each command of a page, with words of it replaced, and compare what it prints."""
+
+    def own(text: str) -> str:
+        for word, value in replaced.items():
+            text = text.replace(word, value)
+        return text
+
     for block in shown(page):
-        for line, output in commands(block.text):
+        for line, output in commands(own(block.text)):
             ran = towpath(*shlex.split(line)[1:])
             assert ran.code not in (FAILED, USAGE), ran.err
             assert is_as_shown(output, ran.out), (
