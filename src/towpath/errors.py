@@ -24,6 +24,7 @@ TowpathError
 │   └── MessageRefused       the broker refuses this message: too large, unroutable, malformed
 ├── HandlerStopped           the engine ended a handler before it was done
 │   ├── HandlerTimeout       it ran longer than its own timeout: spends an attempt
+│   ├── HandlerIdled         it left its transaction idle for too long: spends an attempt
 │   └── DeadlinePassed       the task's absolute deadline came: no further attempt
 ├── HandlerCancelled         what a handler waited for was cancelled, by nobody's wish: spends an attempt
 ├── TaskNotSucceeded         the task whose result was awaited ended otherwise
@@ -270,6 +271,16 @@ class HandlerTimeout(HandlerStopped):
 
     code = "handler.timeout"
     retryable = True
+
+
+class HandlerIdled(HandlerStopped):
+    """The handler left its transaction idle for so long that the database ended it, as if its process froze.
+
+    Do: make long calls in an idempotent handler and write inside `call.transaction()`, or before the
+    first statement; or raise TOWPATH_WORKER__LEASE.
+    """
+
+    code = "handler.idled"
 
 
 class DeadlinePassed(HandlerStopped):

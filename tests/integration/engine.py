@@ -101,11 +101,20 @@ class Engine:
         url: str | None = None,
         settings: WorkerSettings | None = None,
         telemetry: Telemetry = NO_TELEMETRY,
+        session_lease_seconds: float = 30,
         awaits: Callable[[Health], object] = lambda health: health.is_ready,
     ) -> AsyncIterator["Running"]:
-        """Start a member, wait until it is ready, stop it at the end, and raise what it raised."""
+        """Start a member, wait until it is ready, stop it at the end, and raise what it raised.
+
+        Its handlers' sessions are bounded as by a lease of `session_lease_seconds`: those of tests are short.
+        """
         settings = settings or self.settings
-        database = Database(url or self.url, pool_size=6, session_count=settings.sessions)
+        database = Database(
+            url or self.url,
+            pool_size=6,
+            session_count=settings.sessions,
+            lease_seconds=session_lease_seconds,
+        )
         consumer = Consumer(app or self.app, database, self.broker, settings, telemetry=telemetry)
         running = Running(consumer, asyncio.Event())
         running.task = asyncio.create_task(consumer.run(running.told))

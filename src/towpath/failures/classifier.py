@@ -12,6 +12,7 @@ from towpath.errors import (
     DeadlinePassed,
     DecodeError,
     HandlerCancelled,
+    HandlerIdled,
     HandlerTimeout,
     PayloadTooLarge,
     StoreUnavailable,
@@ -91,6 +92,7 @@ class Classifier:
         stages: tuple[Callable[[], Verdict | None], ...] = (
             lambda: _first(_explicit, members(error)),
             lambda: _first(_stopped, members(error)),
+            lambda: _first(_idled, chain(error)),
             lambda: _first(self._undecodable, chain(error)),
             lambda: _first(self._by_rule, chain(error)),
             lambda: _first(by_sqlstate, chain(error)),
@@ -170,6 +172,11 @@ def _stopped(error: BaseException) -> Verdict | None:
     if isinstance(error, asyncio.CancelledError):
         return Verdict("retry", "cancelled", is_free=True)
     return None
+
+
+def _idled(error: BaseException) -> Verdict | None:
+    """Also behind an error of the handler's: the lost connection it came from is no outage."""
+    return Verdict("retry", "handler_idled") if isinstance(error, HandlerIdled) else None
 
 
 def _towpath(error: BaseException) -> Verdict | None:

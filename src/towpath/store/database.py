@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from towpath.errors import MissingExtra, StoreUnavailable
+from towpath.store.idling import raise_when_idled
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 from towpath.transport import postgres_url_with_tls
 
@@ -156,6 +157,7 @@ class Database:
                 pool_size=self._session_count,
                 max_overflow=SPARE_SESSIONS,
             )
+            raise_when_idled(self._engine.sync_engine, self._idle_milliseconds / 1000)
         return self._engine
 
     @property
@@ -173,16 +175,20 @@ class Database:
                         "options": " ".join(f"-c {k}={v}" for k, v in self._handler_settings.items())
                     },
                 )
+                raise_when_idled(self._sync_engine, self._idle_milliseconds / 1000)
             return self._sync_engine
 
     @property
     def _handler_settings(self) -> dict[str, str]:
         """A handler's transaction neither waits nor idles longer than its worker's lease lasts."""
-        milliseconds = round(self._lease_seconds * 1000)
         return {
-            "lock_timeout": str(milliseconds // 2),
-            "idle_in_transaction_session_timeout": str(milliseconds * 9 // 10),
+            "lock_timeout": str(round(self._lease_seconds * 500)),
+            "idle_in_transaction_session_timeout": str(self._idle_milliseconds),
         }
+
+    @property
+    def _idle_milliseconds(self) -> int:
+        return round(self._lease_seconds * 900)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[Any]]:
