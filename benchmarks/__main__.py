@@ -42,7 +42,7 @@ def main() -> int:
         return 0
     module = importlib.import_module(f"benchmarks.{options.benchmark}")
     known = getattr(module, "CELLS", ())
-    chosen = options.cells.split(",") if options.cells else known
+    chosen = options.cells.split(",") if options.cells else getattr(module, "DEFAULT_CELLS", known)
     if unknown := sorted(set(chosen) - set(known)):
         arguments_of.error(
             f"{options.benchmark} has no cell {', '.join(unknown)}; it has: {', '.join(known) or 'one'}"

@@ -10,25 +10,8 @@ the same round.
 from collections.abc import Sequence
 
 from benchmarks.cells import backlog, duplicates, memory, peers, retries, slow_key, telemetry, transactional
-from benchmarks.measure import Sample, Target
+from benchmarks.measure import Target, first_message, more_mb, p50_ratio, p99_ratio
 from benchmarks.plans import Plan, run
-
-
-def _first_message(mine: Sample, _: Sample) -> float:
-    return float("inf") if mine.first_message_s is None else mine.first_message_s
-
-
-def _p50(mine: Sample, other: Sample) -> float:
-    return (mine.p50_ms or float("inf")) / (other.p50_ms or float("inf"))
-
-
-def _p99(mine: Sample, other: Sample) -> float:
-    return (mine.p99_ms or float("inf")) / (other.p99_ms or float("inf"))
-
-
-def _more_mb(mine: Sample, other: Sample) -> float:
-    return (mine.rss_mb or 0.0) - (other.rss_mb or 0.0)
-
 
 PLANS = (
     Plan(
@@ -59,7 +42,7 @@ PLANS = (
         ("towpath no-op",),
         (
             Target("≥ 0.7 of the broker's path", 0.7),
-            Target("first within 1 s", 1.0, _first_message, is_ceiling=True),
+            Target("first within 1 s", 1.0, first_message, is_ceiling=True),
         ),
     ),
     Plan(
@@ -79,15 +62,15 @@ PLANS = (
         {"without": slow_key.without, "towpath": slow_key.beside},
         ("without",),
         (
-            Target("others' p50 ≤ 1.2 ×", 1.2, _p50, is_ceiling=True),
-            Target("others' p99 ≤ 1.5 ×", 1.5, _p99, is_ceiling=True),
+            Target("others' p50 ≤ 1.2 ×", 1.2, p50_ratio, is_ceiling=True),
+            Target("others' p99 ≤ 1.5 ×", 1.5, p99_ratio, is_ceiling=True),
         ),
     ),
     Plan(
         "memory",
         {"idle": memory.idle, "towpath": memory.waiting},
         ("idle",),
-        (Target("≤ idle + 100 MB", 100.0, _more_mb, is_ceiling=True),),
+        (Target("≤ idle + 100 MB", 100.0, more_mb, is_ceiling=True),),
     ),
     Plan(
         "telemetry",

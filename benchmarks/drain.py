@@ -41,7 +41,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
 
-    async def start(self, stdout: int = asyncio.subprocess.DEVNULL) -> Process:
+    async def start(self, stdout: int = asyncio.subprocess.DEVNULL, stdin: int | None = None) -> Process:
         """In the project's directory, without settings of whoever runs the benchmark.
 
         Bytecode is cached, or every start would compile what it imports while others are measured.
@@ -52,7 +52,12 @@ class Program:
             if not name.startswith("TOWPATH_") and name != "PYTHONDONTWRITEBYTECODE"
         }
         return await asyncio.create_subprocess_exec(
-            self.python, *self.arguments, cwd=ROOT, env={**clean, **self.environment}, stdout=stdout
+            self.python,
+            *self.arguments,
+            cwd=ROOT,
+            env={**clean, **self.environment},
+            stdout=stdout,
+            stdin=stdin,
         )
 
 

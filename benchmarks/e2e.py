@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import asyncpg
 
 from benchmarks.drain import FLOOR_DONE, TASKS, Program, drain, worker
-from benchmarks.filling import FLOOR, ROWS_PER_TRANSACTION, outbox_rows
+from benchmarks.filling import FLOOR, OUTBOX, fill
 from benchmarks.measure import Cell, Sample
 from benchmarks.report import show
 from benchmarks.stage import Stage, open_stage
@@ -35,16 +35,9 @@ async def finish(subject: str, count: int, stage: Stage) -> Sample:
     topic = stage.fresh_name(subject)
     await stage.topic(topic, topic)
     is_floor = subject == "floor"
-    table = "public.floor_outbox" if is_floor else "towpath.outbox"
     async with stage.database() as url:
         connection = await asyncpg.connect(url, command_timeout=600)
-        await connection.execute(FLOOR if is_floor else outbox_rows())
-        await connection.execute(
-            f"call public.fill('{topic}', {count // ROWS_PER_TRANSACTION}, {ROWS_PER_TRANSACTION})"
-        )
-        await connection.execute("vacuum analyze")
-        await connection.execute("checkpoint")
-        committed = [row[0] for row in await connection.fetch(f"select message_id from {table}")]
+        committed = await fill(connection, FLOOR if is_floor else OUTBOX, topic, count)
         await connection.close()
         programs = programs_of(subject, url, stage, topic)
         return await drain(stage, url, programs, FLOOR_DONE if is_floor else TASKS, committed)

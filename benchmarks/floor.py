@@ -16,8 +16,8 @@ from towpath.brokers.kafka.murmur2 import partition_of
 
 TABLE = """
 create table if not exists public.floor_outbox (
-  id bigint generated always as identity primary key, message_id uuid not null, key text not null,
-  headers json not null, payload bytea not null
+  id bigint generated always as identity primary key, topic text not null,
+  message_id uuid not null, key text not null, headers json not null, payload bytea not null
 )
 """
 TAKE = """

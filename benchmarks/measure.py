@@ -20,14 +20,12 @@ def tree(pid: int) -> list[psutil.Process]:
 
 def tree_cpu_seconds(pid: int) -> float:
     """User and system time of a process, its living descendants and what those have reaped."""
-    total = 0.0
-    for process in tree(pid):
+    while True:
         try:
-            times = process.cpu_times()
+            times = [process.cpu_times() for process in tree(pid)]
         except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+            continue  # one ended meanwhile, and its time is now its parent's
+        return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 
 def tree_rss_mb(pid: int) -> float:
@@ -70,6 +68,8 @@ class Sample:
     p50_ms: float | None = None
     p99_ms: float | None = None
     wal_bytes_per_message: float | None = None
+    idle_rss_mb: float | None = None
+    """Of the same program with nothing to do."""
     idle: Mapping[str, float] | None = None
     """Percent of a core by process, and `statements` a second, of what has nothing to do."""
 
@@ -100,6 +100,26 @@ def rate_ratio(mine: Sample, other: Sample) -> float:
 def cpu_ratio(mine: Sample, other: Sample) -> float:
     """The same by CPU: how many messages for what one costs the other."""
     return sum(other.cpu_s_per_million.values()) / (sum(mine.cpu_s_per_million.values()) or float("inf"))
+
+
+def p50_ratio(mine: Sample, other: Sample) -> float:
+    """How many times the other's median latency."""
+    return (mine.p50_ms or float("inf")) / (other.p50_ms or float("inf"))
+
+
+def p99_ratio(mine: Sample, other: Sample) -> float:
+    """The same of the 99th percentile."""
+    return (mine.p99_ms or float("inf")) / (other.p99_ms or float("inf"))
+
+
+def first_message(mine: Sample, _: Sample) -> float:
+    """Seconds until the first message."""
+    return float("inf") if mine.first_message_s is None else mine.first_message_s
+
+
+def more_mb(mine: Sample, other: Sample) -> float:
+    """Megabytes above the other's highest RSS."""
+    return (mine.rss_mb or 0.0) - (other.rss_mb or 0.0)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,23 @@ from benchmarks.stage import open_stage
 
 @dataclass(frozen=True)
 class Plan:
-    """Subjects of a cell by name, in the order in which they run. The last is judged."""
+    """Subjects of a cell by name, in the order in which they run."""
 
     name: str
     subjects: dict[str, Trial]
     references: Sequence[str]
     """What it is compared with: of several, in each round the one with the highest rate."""
     targets: Sequence[Target] = ()
+    judged: Sequence[str] = ("towpath",)
+    """Whose values are held against the targets."""
+    only_full: Sequence[str] = ()
+    """Subjects that a sanity pass leaves out."""
+
+    def trials(self, *, quick: bool) -> dict[str, Trial]:
+        """What runs."""
+        return {
+            name: trial for name, trial in self.subjects.items() if not (quick and name in self.only_full)
+        }
 
 
 def reference_of(cells: dict[str, Cell], names: Sequence[str]) -> Cell | None:
@@ -32,20 +42,24 @@ def reference_of(cells: dict[str, Cell], names: Sequence[str]) -> Cell | None:
     return Cell("", "reference", best)
 
 
-async def run(chosen: Sequence[Plan], *, quick: bool, as_json: bool, rounds: int) -> bool:
-    """Run and print; False when a cell is void."""
+async def run(
+    chosen: Sequence[Plan], *, quick: bool, as_json: bool, rounds: int, warm_up: Trial | None = None
+) -> bool:
+    """Run and print; False when a cell is void. What warms up the servers is not counted."""
     results = {
         plan.name: {
-            name: Cell(plan.name, name, targets=plan.targets if name == "towpath" else ())
-            for name in plan.subjects
+            name: Cell(plan.name, name, targets=plan.targets if name in plan.judged else ())
+            for name in plan.trials(quick=quick)
         }
         for plan in chosen
     }
     async with open_stage(quick=quick) as stage:
+        if warm_up is not None:
+            await warm_up(Round(stage))
         for number in range(1, rounds + 1):
             round_ = Round(stage)
             for plan in chosen:
-                for name, trial in plan.subjects.items():
+                for name, trial in plan.trials(quick=quick).items():
                     began = time.monotonic()
                     sample = await round_.sample(trial)
                     results[plan.name][name].samples.append(sample)
@@ -57,6 +71,10 @@ async def run(chosen: Sequence[Plan], *, quick: bool, as_json: bool, rounds: int
                     )
     for plan in chosen:
         subjects = results[plan.name]
-        show(subjects.values(), reference_of(subjects, plan.references), as_json=as_json)
+        show(
+            subjects.values(),
+            reference_of(subjects, [name for name in plan.references if name in subjects]),
+            as_json=as_json,
+        )
     every = itertools.chain.from_iterable(subjects.values() for subjects in results.values())
     return not any(cell.is_void for cell in every)

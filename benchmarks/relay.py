@@ -1,78 +1,132 @@
-"""Draining a backlog of the outbox, and publishing, each beside its reference, in alternating rounds.
+"""The relay in every situation that costs something, each beside its reference, in alternating rounds.
 
-Every cell compares the ids at the broker with the ids committed, as sets, and is void if they
-differ. Rates are taken between the first and the last record's timestamps, CPU between the moments
-in which the first and the last record were seen.
+Every cell compares the ids that came out with the ids committed and is void if they differ. Rates of a
+backlog are taken between the first and the last record's timestamps, CPU between the moments in which the
+first and the last record were seen.
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import asyncpg
-
-from benchmarks.cells import publishing, telemetry
-from benchmarks.floor import TABLE
-from benchmarks.measure import Cell, Sample, Target
+from benchmarks.cells import draining, latency, producers, publishing, telemetry, wakeup
+from benchmarks.measure import Sample, Target, first_message, p50_ratio, p99_ratio
 from benchmarks.plans import Plan, run
-from benchmarks.relaying import drain, subjects
-from benchmarks.report import show
-from benchmarks.sleeping import taxes, wakeups
-from towpath.store import migrate
-from towpath.testing.services import KafkaServer, PostgresServer
-
-
-async def backlog_to_kafka(*, quick: bool, as_json: bool, rounds: int) -> bool:
-    """Run and print; False when a cell is void."""
-    count = 60_000 if quick else 300_000
-    name = f"backlog {count // 1000}k to kafka"
-    settings = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
-    cells: dict[str, Cell] = {}
-    with (
-        PostgresServer(fsync=True, settings=settings) as server,
-        KafkaServer(is_for_benchmark=True, heap_megabytes=1024) as kafka,
-    ):
-        for round_ in range(rounds + 1):
-            is_warm_up = round_ == 0
-            for number in range(len(subjects("", "", "", quick=quick))):
-                database = f"bench_{round_}_{number}"
-                url = server.create_database(database)
-                await asyncio.to_thread(migrate.upgrade, url)
-                connection = await asyncpg.connect(url)
-                await connection.execute(TABLE)
-                await connection.close()
-                topic = f"orders-{round_}-{number}"
-                subject = subjects(url, kafka.bootstrap, topic, quick=quick)[number]
-                amount = 20_000 if is_warm_up else count
-                sample = await drain(subject, amount, server, kafka, topic, url)
-                server.drop_database(database)
-                if not is_warm_up:
-                    cells.setdefault(subject.name, Cell(name, subject.name)).samples.append(sample)
-    floor = max((cell for key, cell in cells.items() if key.startswith("floor")), key=lambda cell: cell.rate)
-    show(cells.values(), floor, as_json=as_json)
-    return not any(cell.is_void for cell in cells.values())
 
 
 def _per_second(mine: Sample, _: Sample) -> float:
     return mine.messages_per_s or 0.0
 
 
-PLANS = (
+def _own_cpu(mine: Sample, _: Sample) -> float:
+    return mine.cpu_s_per_million.get("relay", float("inf"))
+
+
+def _above_idle(mine: Sample, _: Sample) -> float:
+    return (mine.rss_mb or float("inf")) - (mine.idle_rss_mb or 0.0)
+
+
+def _p50(mine: Sample, _: Sample) -> float:
+    return float("inf") if mine.p50_ms is None else mine.p50_ms
+
+
+def _idle(name: str) -> Callable[[Sample, Sample], float]:
+    return lambda mine, _: float("inf") if mine.idle is None else mine.idle[name]
+
+
+_LATENCY = (
+    Target("p50 ≤ 1.5 × the floor's", 1.5, p50_ratio, is_ceiling=True),
+    Target("p99 ≤ 1.5 × the floor's", 1.5, p99_ratio, is_ceiling=True),
+)
+_NO_SLOWER = (Target("≥ 0.9 of the rate without", 0.9),)
+_FLOORS = {"floor 2000": draining.floor_2000, "floor 500": draining.floor_500}
+_BACKLOG = {"towpath": draining.relayed}
+
+TABLE = (
+    Plan(
+        "backlog",
+        {**_FLOORS, **_BACKLOG},
+        tuple(_FLOORS),
+        (
+            Target("≥ 0.6 of the floor", 0.6),
+            Target("relay ≤ 20 CPU-s per million", 20.0, _own_cpu, is_ceiling=True),
+            Target("RSS ≤ idle + 50 MB", 50.0, _above_idle, is_ceiling=True),
+        ),
+        only_full=("floor 2000",),
+    ),
+    Plan(
+        "peers",
+        {**draining.PEERS, **_BACKLOG},
+        tuple(draining.PEERS),
+        (Target("≥ 6 × the best peer", 6.0),),
+    ),
     Plan(
         "rabbitmq",
         {"aio-pika": publishing.gathered, "towpath": publishing.relayed},
         ("aio-pika",),
         (Target("≥ 2.4 × aio-pika's gathered publish", 2.4),),
     ),
+    Plan("rabbitmq-one-key", {"towpath": publishing.relayed_one_key}, ()),
+    *(
+        Plan(
+            f"latency-{rate}",
+            {"floor": latency.FLOOR_AT[rate], "towpath": latency.RELAY_AT[rate]},
+            ("floor",),
+            _LATENCY,
+        )
+        for rate in latency.RELAY_AT
+    ),
+    Plan("held-horizon", {"free": draining.churned, "towpath": draining.held}, ("free",), _NO_SLOWER),
+    Plan("retained", {"none": draining.relayed, "towpath": draining.retained}, ("none",), _NO_SLOWER),
     Plan(
-        "rabbitmq-one-key",
-        {"towpath": publishing.relayed_one_key},
-        (),
+        "uncommitted",
+        {
+            "without": latency.RELAY_AT[1000],
+            "without again": latency.AGAIN,
+            "towpath": latency.beside_uncommitted,
+        },
+        ("without",),
+        (
+            Target("p50 ≤ 1.2 × of without", 1.2, p50_ratio, is_ceiling=True),
+            Target("p99 ≤ 1.5 × of without", 1.5, p99_ratio, is_ceiling=True),
+        ),
+        judged=("without again", "towpath"),
+    ),
+    *(
+        Plan(
+            f"producers-{connections}",
+            trials,
+            ("bare",),
+            (Target("≥ 0.85 of the bare INSERT", 0.85),),
+            judged=("relay asleep", "towpath"),
+            only_full=("no relay", "always notifying", "relay asleep"),
+        )
+        for connections, trials in producers.TRIALS.items()
     ),
     Plan(
+        "large-backlog",
+        {"steady": draining.relayed, "towpath": draining.large},
+        ("steady",),
+        (
+            Target("first message < 2 s", 2.0, first_message, is_ceiling=True),
+            Target("≥ 0.8 of the steady rate", 0.8),
+            Target("RSS ≤ idle + 100 MB", 100.0, _above_idle, is_ceiling=True),
+        ),
+    ),
+    *(
+        Plan(
+            f"relays-{count}",
+            {"one relay": draining.RELAYS[1], "towpath": draining.RELAYS[count]},
+            ("one relay",),
+            (Target("no loss against one", 1.0),),
+        )
+        for count in (2, 4)
+    ),
+)
+OTHERS = (
+    Plan(
         "telemetry",
-        {"off": telemetry.unwatched_relay, "towpath": telemetry.watched_relay},
+        {"off": draining.relayed, "towpath": telemetry.watched_relay},
         ("off",),
-        (Target("≥ 0.9 of the rate without", 0.9),),
+        _NO_SLOWER,
     ),
     Plan(
         "ack-latency-kafka",
@@ -86,18 +140,31 @@ PLANS = (
         ("no delay",),
         (Target("≥ 10,000/s at 2 ms", 10_000, _per_second),),
     ),
+    Plan(
+        "wakeup",
+        {"polling": wakeup.first_after_idle("poll"), "towpath": wakeup.first_after_idle("auto")},
+        ("polling",),
+        (Target("p50 ≤ 5 ms", 5.0, _p50, is_ceiling=True),),
+    ),
+    Plan(
+        "idle",
+        {"polling": wakeup.idle("poll"), "towpath": wakeup.idle("auto")},
+        ("polling",),
+        (
+            Target("relay ≤ 0.5 % of a core", 0.5, _idle("relay"), is_ceiling=True),
+            Target("Postgres ≤ 1 % of a core", 1.0, _idle("postgres"), is_ceiling=True),
+            Target("≤ 5 statements/s", 5.0, _idle("statements"), is_ceiling=True),
+        ),
+        judged=("polling", "towpath"),
+    ),
 )
-SLEEPING = {"wakeup": wakeups, "producers": taxes}
-CELLS = ("backlog", *(plan.name for plan in PLANS), *SLEEPING)
+"""Run when they are named."""
+DEFAULT_CELLS = tuple(plan.name for plan in TABLE)
+CELLS = tuple(plan.name for plan in (*TABLE, *OTHERS))
 
 
-async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str] = CELLS) -> bool:
+async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str]) -> bool:
     """Run and print; False when a cell is void."""
-    is_valid = True
-    if "backlog" in cells:
-        is_valid = await backlog_to_kafka(quick=quick, as_json=as_json, rounds=rounds)
-    for name in SLEEPING.keys() & set(cells):
-        is_valid &= await SLEEPING[name](quick=quick, as_json=as_json, rounds=rounds)
-    if chosen := [plan for plan in PLANS if plan.name in cells]:
-        is_valid &= await run(chosen, quick=quick, as_json=as_json, rounds=rounds)
-    return is_valid
+    chosen = [plan for plan in (*TABLE, *OTHERS) if plan.name in cells]
+    warm_up = None if quick else draining.floor_500
+    return await run(chosen, quick=quick, as_json=as_json, rounds=rounds, warm_up=warm_up)

@@ -1,64 +1,67 @@
-"""Run a program that drains the outbox into a topic until everything is there, measure and verify."""
+"""Run a program that moves rows to a topic until everything is there, measure and verify."""
 
 import asyncio
-import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Self, TypeAlias
 from uuid import UUID
 
 import asyncpg
-import psutil
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from benchmarks.filling import FLOOR, ROWS_PER_TRANSACTION, outbox_rows
-from benchmarks.measure import CpuMeter, Sample
-from towpath.brokers.factory import broker_from_url
-from towpath.testing.services import KafkaServer, PostgresServer
+from benchmarks.drain import DEADLINE_SECONDS, Program, running
+from benchmarks.filling import FLOOR, OUTBOX, Rows, fill
+from benchmarks.measure import CpuMeter, Sample, difference, tree_rss_mb
+from benchmarks.stage import PARTITIONS, Stage
 
-ROOT = Path(__file__).parents[1]
-PARTITIONS = 6
+_POLL_SECONDS = 0.05
+
+Around: TypeAlias = Callable[[str, str], AbstractAsyncContextManager[None]]
+"""What goes on in the database (of this URL) meanwhile; it may write rows for the topic."""
+
+
+Waiting: TypeAlias = tuple[Sequence[UUID], Callable[[], Awaitable[object]] | None]
+"""The ids to move, and what commits them, unless they are committed."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A program that drains."""
+    """Something that moves rows to Kafka."""
 
-    name: str
-    fill: str
-    ids: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
+    rows: Rows
+    program: Callable[[Stage, str, str], Program]
+    """Of a stage, a database and a topic."""
+    install: Callable[[str], Awaitable[None]] | None = None
+    """Makes its table, unless every database has it."""
 
 
-def relay(database: str, bootstrap: str, name: str = "towpath", **environment: str) -> Subject:
+def floor(batch: int) -> Subject:
+    """The floor with batches of this size."""
+
+    def program(stage: Stage, url: str, topic: str) -> Program:
+        return Program(["-m", "benchmarks.floor", url, stage.kafka.bootstrap, topic, str(batch)])
+
+    return Subject(FLOOR, program)
+
+
+def relay(**environment: str) -> Subject:
     """The relay."""
-    return Subject(
-        name,
-        outbox_rows(),
-        "select message_id from towpath.outbox",
-        ["outbox_relay"],
-        {
-            "TOWPATH_DATABASE_URL": database,
-            "TOWPATH_BROKER_URL": f"kafka://{bootstrap}",
-            "TOWPATH_TELEMETRY__LOG_LEVEL": "WARNING",
-            **environment,
-        },
-    )
 
-
-def subjects(database: str, bootstrap: str, topic: str, *, quick: bool) -> list[Subject]:
-    """The floor at two sizes, and the relay."""
-    floor = "select message_id from public.floor_outbox"
-    floors = [
-        Subject(
-            f"floor {size}", FLOOR, floor, ["benchmarks.floor", database, bootstrap, topic, str(size)], {}
+    def program(stage: Stage, url: str, _: str) -> Program:
+        return Program(
+            ["-m", "outbox_relay"],
+            {
+                "TOWPATH_DATABASE_URL": url,
+                "TOWPATH_BROKER_URL": f"kafka://{stage.kafka.bootstrap}",
+                "TOWPATH_TELEMETRY__LOG_LEVEL": "ERROR",
+                **environment,
+            },
         )
-        for size in ((2000,) if quick else (2000, 500))
-    ]
-    return [*floors, relay(database, bootstrap)]
+
+    return Subject(OUTBOX, program)
 
 
 class Watch:
@@ -70,8 +73,12 @@ class Watch:
             bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
         )
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         await self._consumer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.stop()
 
     async def count(self) -> int:
         """Records so far; cheap for the broker."""
@@ -85,7 +92,7 @@ class Watch:
         ids: list[UUID] = []
         first, last = float("inf"), 0.0
         while len(ids) < count:
-            found = await self._consumer.getmany(timeout_ms=2000, max_records=5000)
+            found = await self._consumer.getmany(timeout_ms=10_000, max_records=5000)
             if not found:
                 break
             for records in found.values():
@@ -94,58 +101,86 @@ class Watch:
                     first, last = min(first, record.timestamp), max(last, record.timestamp)
         return ids, (last - first) / 1000
 
-    async def aclose(self) -> None:
-        await self._consumer.stop()
+
+@asynccontextmanager
+async def alone(_url: str, _topic: str) -> AsyncIterator[None]:
+    """Nothing else."""
+    yield
 
 
 async def drain(
-    subject: Subject, count: int, server: PostgresServer, kafka: KafkaServer, topic: str, url: str
+    stage: Stage, subject: Subject, count: int, *, around: Around = alone, url: str | None = None
 ) -> Sample:
-    """Fill, start the subject, wait until everything is at the broker, verify."""
-    admin = broker_from_url(f"kafka://{kafka.bootstrap}").admin()
-    await admin.apply([topic], [], partitions=PARTITIONS)
-    await admin.aclose()
-    connection = await asyncpg.connect(url, command_timeout=600)
-    await connection.execute("truncate public.floor_outbox, towpath.outbox")
-    await connection.execute(subject.fill)
-    await connection.execute(
-        f"call public.fill('{topic}', {count // ROWS_PER_TRANSACTION}, {ROWS_PER_TRANSACTION})"
-    )
-    await connection.execute("vacuum analyze")
-    await connection.execute("checkpoint")
-    committed = {row[0] for row in await connection.fetch(subject.ids)}
+    """Fill a database, a new one unless there is a URL, start the subject, wait until all is there."""
+    if url is None:
+        async with stage.database() as fresh:
+            return await drain(stage, subject, count, around=around, url=fresh)
+    topic = stage.fresh_name("drained")
+    await stage.topic(topic)
+    if subject.install is not None:
+        await subject.install(url)
+    connection = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
+    async with around(url, topic):
+        committed = await fill(connection, subject.rows, topic, count)
+
+        async def wait() -> Waiting:
+            return committed, None
+
+        sample = await move(stage, url, topic, {"relay": subject.program(stage, url, topic)}, wait)
     await connection.close()
-    watch = Watch(kafka.bootstrap, topic)
-    await watch.start()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOWPATH_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *subject.command, cwd=ROOT, env={**clean, **subject.environment}
-    )
-    try:
+    return sample
+
+
+async def move(
+    stage: Stage,
+    url: str,
+    topic: str,
+    programs: Mapping[str, Program],
+    wait: Callable[[], Awaitable[Waiting]],
+) -> Sample:
+    """Run programs until the topic has the rows of which `wait`, called behind their start, gives the ids.
+
+    Roles may be numbered, as `relay 2`, and are summed. The rate is taken between the first and the last
+    record's timestamps. CPU and WAL count from the commit; when there is none because rows were there
+    before the programs, CPU counts from when the first record was seen.
+    """
+    connection = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
+    async with Watch(stage.kafka.bootstrap, topic) as watch, running(programs) as processes:
+        pids = {role: process.pid for role, process in processes.items()}
+        meter = CpuMeter({**pids, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
         began = time.monotonic()
-        meter = CpuMeter({"relay": process.pid, "postgres": server.pid, "kafka": kafka.pid})
-        seen, first_after, at_first, rss, deadline = 0, 0.0, 0, 0, began + 300
-        while seen < count and time.monotonic() < deadline and process.returncode is None:
+        committed, commit = await wait()
+        lsn = await connection.fetchval("select pg_current_wal_lsn()::text")
+        if commit is not None:
+            began = time.monotonic()
+            meter.start()
+            await commit()
+        count, seen, first_after, at_first, rss = len(committed), 0, 0.0, 0, 0.0
+        while seen < count and time.monotonic() - began < DEADLINE_SECONDS:
+            if any(process.returncode is not None for process in processes.values()):
+                break
             seen = await watch.count()
             if seen and not first_after:
-                first_after, at_first = time.monotonic() - began, seen
-                meter.start()
-            rss = max(rss, psutil.Process(process.pid).memory_info().rss)
-            await asyncio.sleep(0.05)
-        cpu = meter.stop() if first_after else {}
+                first_after = time.monotonic() - began
+                if commit is None:
+                    at_first = seen
+                    meter.start()
+            rss = max(rss, sum(tree_rss_mb(pid) for pid in pids.values()))
+            await asyncio.sleep(_POLL_SECONDS)
+        cpu: Counter[str] = Counter()
+        for role, used in (meter.stop() if first_after else {}).items():
+            cpu[role.partition(" ")[0]] += used
+        wal_bytes = await connection.fetchval("select pg_current_wal_lsn() - $1::text::pg_lsn", lsn)
         ids, seconds = await watch.read(seen)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        await watch.aclose()
+    await connection.close()
+    note = difference(committed, ids)
     measured = max(1, count - at_first)
-    missing, extra = len(committed - set(ids)), len(ids) - len(committed & set(ids))
     return Sample(
         messages_per_s=len(ids) / max(seconds, 0.001),
-        cpu_s_per_million={name: value / measured * 1e6 for name, value in cpu.items()},
-        rss_mb=rss / 2**20,
+        cpu_s_per_million={role: used / measured * 1e6 for role, used in cpu.items()},
+        rss_mb=rss,
         first_message_s=first_after,
-        is_void=bool(missing or extra),
-        note=f"{missing} missing, {extra} more than committed",
+        is_void=bool(note),
+        note=note,
+        wal_bytes_per_message=float(wal_bytes) / max(1, count),
     )

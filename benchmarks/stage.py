@@ -4,17 +4,18 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 from uuid_utils.compat import uuid7
 
-from benchmarks import floor, floor_consumer
+from benchmarks import filling, floor, floor_consumer
 from benchmarks.orders import ACCOUNTS, PAYLOAD, TYPE
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.kafka.murmur2 import partition_of
@@ -22,12 +23,13 @@ from towpath.brokers.ports import GroupTopology
 from towpath.messages.envelope import Envelope, wire_headers
 from towpath.messages.headers import CE_ID, SEQUENCE, TRACEPARENT, Headers
 from towpath.store import migrate
-from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
+from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer, run_sql
 
 PARTITIONS = 6
-TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 _BATCH = 500
 _TEMPLATE = "bench_template"
+Scale: TypeAlias = Literal["full", "quick", "smallest"]
+"""For a measurement, for a sanity pass, or only to see that the code runs."""
 _TABLES = f"""
 {floor.TABLE};
 {floor_consumer.TABLE};
@@ -59,7 +61,7 @@ class Wire:
             content_type="application/octet-stream",
             sequence=0,
             installation="benchmark",
-            headers=((TRACEPARENT, TRACE.encode()),),
+            headers=((TRACEPARENT, filling.TRACEPARENT.encode()),),
         )
         self._template = list(wire_headers(placeholder))
         names = [name for name, _ in self._template]
@@ -87,18 +89,24 @@ class Stage:
     """Servers, databases and topics of one run of a benchmark."""
 
     def __init__(
-        self, postgres: PostgresServer, kafka: KafkaServer, stack: ExitStack, *, quick: bool
+        self,
+        postgres: PostgresServer,
+        kafka: KafkaServer,
+        stack: ExitStack,
+        scale: Scale,
+        rabbit: RabbitServer | None = None,
     ) -> None:
         self.postgres = postgres
         self.kafka = kafka
-        self.quick = quick
+        self.scale = scale
         self._stack = stack
-        self._rabbit: RabbitServer | None = None
+        self._rabbit = rabbit
+        self._kept: dict[str, str] = {}
         self._numbers = itertools.count()
 
     @property
     def rabbit(self) -> RabbitServer:
-        """Started when it is first needed."""
+        """Unless it was given, it is started when it is first needed."""
         if self._rabbit is None:
             self._rabbit = self._stack.enter_context(RabbitServer())
         return self._rabbit
@@ -120,10 +128,19 @@ class Stage:
         finally:
             await asyncio.to_thread(self.postgres.drop_database, name)
 
-    async def topic(self, name: str, group: str) -> None:
+    async def kept(self, name: str, make: Callable[[str], Awaitable[None]]) -> str:
+        """A database that is made once and then shared by all rounds."""
+        if name not in self._kept:
+            url = self.postgres.create_database(f"bench_{name}", template=_TEMPLATE)
+            await make(url)
+            self._kept[name] = url
+        return self._kept[name]
+
+    async def topic(self, name: str, group: str | None = None) -> None:
         """Create a topic and what a group needs beside it."""
         admin = broker_from_url(f"kafka://{self.kafka.bootstrap}").admin()
-        await admin.apply([name], [GroupTopology(group, (name,))], partitions=PARTITIONS)
+        groups = [GroupTopology(group, (name,))] if group else []
+        await admin.apply([name], groups, partitions=PARTITIONS)
         await admin.aclose()
 
     async def preload(self, topic: str, backlog: Sequence[Message], payload: bytes = PAYLOAD) -> None:
@@ -183,6 +200,13 @@ async def _send(
     await asyncio.gather(*answers)
 
 
+def prepare(postgres: PostgresServer) -> None:
+    """What every database of a stage begins with."""
+    url = postgres.create_database(_TEMPLATE)
+    migrate.upgrade(url)
+    run_sql(url, *_TABLES.split(";"))
+
+
 @asynccontextmanager
 async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
     """Postgres with fsync on, and Kafka with its usual compiler."""
@@ -190,9 +214,5 @@ async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
     with ExitStack() as stack:
         postgres = stack.enter_context(PostgresServer(fsync=True, settings=settings))
         kafka = stack.enter_context(KafkaServer(is_for_benchmark=True, heap_megabytes=1024))
-        url = postgres.create_database(_TEMPLATE)
-        await asyncio.to_thread(migrate.upgrade, url)
-        connection = await asyncpg.connect(url)
-        await connection.execute(_TABLES)
-        await connection.close()
-        yield Stage(postgres, kafka, stack, quick=quick)
+        await asyncio.to_thread(prepare, postgres)
+        yield Stage(postgres, kafka, stack, "quick" if quick else "full")

@@ -4,20 +4,22 @@ import asyncio
 import re
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
-from benchmarks.cells.wakeup import end, start_relay
-from benchmarks.measure import CpuMeter, Sample
-from towpath.testing.services import PostgresServer
+from benchmarks.cells.round import Round, Trial
+from benchmarks.drain import DEADLINE_SECONDS, Program
+from benchmarks.filling import OUTBOX
+from benchmarks.measure import CpuMeter, Sample, difference
 from towpath.testing.services.postgres import run_client
 
 CONNECTIONS = (1, 16, 64)
-_LEAD_IN_SECONDS = 3
 _ROW = """
 \\set shard random(0, 15)
 insert into towpath.outbox (shard, message_id, kind, destination, type, key, content_type, headers, payload)
@@ -41,24 +43,36 @@ class Writing:
 WRITINGS: Mapping[str, Writing] = {
     "bare": Writing(has_trigger=False, has_relay=False),
     "no relay": Writing(has_relay=False),
-    "relay awake": Writing(is_woken_before=True),
-    "relay asleep": Writing(),
     "always notifying": Writing(is_woken_before=True, is_always_asked=True),
+    "relay asleep": Writing(),
+    "towpath": Writing(is_woken_before=True),
 }
 
 
-async def write(server: PostgresServer, url: str, writing: Writing, connections: int, seconds: int) -> Sample:
+def trial_of(writing: Writing, connections: int) -> Trial:
     """Commit single rows over so many connections."""
-    db = await asyncpg.connect(url)
+
+    async def trial(round_: Round) -> Sample:
+        async with round_.stage.database() as url:
+            return await _write(round_, url, writing, connections)
+
+    return trial
+
+
+async def _write(round_: Round, url: str, writing: Writing, connections: int) -> Sample:
+    server, seconds = round_.stage.postgres, round_.size(10, 2, 1)
+    db = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
     switch = "enable" if writing.has_trigger else "disable"
-    await db.execute(f"truncate towpath.outbox; alter table towpath.outbox {switch} trigger wake_relays")
-    await db.execute("checkpoint")
-    relay = await start_relay(url, "auto") if writing.has_relay else None
+    await db.execute(f"alter table towpath.outbox {switch} trigger wake_relays")
+    relay = None
+    if writing.has_relay:
+        relay = await Program(["-m", "benchmarks.notebook", url, "auto"]).start(PIPE, stdin=PIPE)
+    noted = b""
     try:
         if relay is not None:
             await _until_asleep(db)
         if writing.is_woken_before:
-            await asyncio.to_thread(_bench, url, connections, _LEAD_IN_SECONDS)
+            await asyncio.to_thread(_bench, url, connections, round_.size(3, 1))
         if writing.is_always_asked:
             await db.execute("select setval('towpath.relays_asleep_until', 99999999999)")
         before = await db.fetchval("select count(*) from towpath.outbox")
@@ -66,19 +80,24 @@ async def write(server: PostgresServer, url: str, writing: Writing, connections:
         meter.start()
         count, rate = await asyncio.to_thread(_bench, url, connections, seconds)
         cpu = meter.stop()
-        written = await db.fetchval("select count(*) from towpath.outbox") - before
-    finally:
+        written = [row[0] for row in await db.fetch(OUTBOX.select_ids("orders"))]
         if relay is not None:
-            await end(relay)
-        await db.execute("select setval('towpath.relays_asleep_until', 0)")
+            noted, _ = await relay.communicate(f"{len(written)}\n".encode())
+    finally:
+        if relay is not None and relay.returncode is None:
+            relay.kill()
+            await relay.wait()
         await db.close()
+    fault = "" if relay is None else difference(written, [UUID(hex_) for hex_ in noted.decode().split()])
+    if len(written) - before != count:
+        fault += f" {len(written) - before} rows of {count} transactions"
     return Sample(
         messages_per_s=rate,
         cpu_s_per_million={name: used / count * 1e6 for name, used in cpu.items()},
         rss_mb=None,
         first_message_s=None,
-        is_void=written != count,
-        note=f"{written} rows of {count} transactions",
+        is_void=bool(fault),
+        note=fault,
     )
 
 
@@ -107,3 +126,9 @@ def _bench(url: str, connections: int, seconds: int) -> tuple[int, float]:
     if count is None or rate is None:
         raise RuntimeError(f"pgbench said: {text}")
     return int(count[1]), float(rate[1])
+
+
+TRIALS = {
+    connections: {name: trial_of(writing, connections) for name, writing in WRITINGS.items()}
+    for connections in CONNECTIONS
+}

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from benchmarks.cells.round import Round
 from benchmarks.drain import DEADLINE_SECONDS, Program, running
-from benchmarks.filling import RANDOM_KEY, ROWS_PER_TRANSACTION, outbox_rows
+from benchmarks.filling import OUTBOX, RANDOM_KEY, fill
 from benchmarks.measure import CpuMeter, Sample, difference, tree_rss_mb
 from benchmarks.stage import PARTITIONS
 from towpath.brokers.factory import broker_from_url
@@ -52,7 +52,7 @@ async def _read(channel: aiormq.abc.AbstractChannel, queue: str, count: int) -> 
             return ids
 
 
-async def _fill(round_: Round, program: Program, queue: str, produced: Collection[UUID]) -> Sample:
+async def _publish(round_: Round, program: Program, queue: str, produced: Collection[UUID]) -> Sample:
     """Run a program until the queue holds everything."""
     stage, count = round_.stage, len(produced)
     connection = await aiormq.connect(stage.rabbit.url)
@@ -88,19 +88,19 @@ async def gathered(round_: Round) -> Sample:
     """aio-pika: 500 publishes with confirms at a time, of messages that are in memory already."""
     url, name = round_.stage.rabbit.url, round_.stage.fresh_name("gathered")
     queue = await _exchange(url, name)
-    count = round_.size(30_000, 5_000)
+    count = round_.size(30_000, 5_000, 200)
     program = Program(["-m", "benchmarks.publish_windows", "aio-pika", url, name, str(count)])
-    return await _fill(round_, program, queue, [UUID(int=number) for number in range(1, count + 1)])
+    return await _publish(round_, program, queue, [UUID(int=number) for number in range(1, count + 1)])
 
 
 async def relayed(round_: Round) -> Sample:
     """The relay, from the outbox: a thousand keys."""
-    return await _relayed(round_, round_.size(100_000, 20_000), RANDOM_KEY)
+    return await _relayed(round_, round_.size(100_000, 20_000, 500), RANDOM_KEY)
 
 
 async def relayed_one_key(round_: Round) -> Sample:
     """The relay, from the outbox: every message waits for the confirm of the one before it."""
-    return await _relayed(round_, round_.size(5_000, 500), "'hot'")
+    return await _relayed(round_, round_.size(5_000, 500, 50), "'hot'")
 
 
 async def _relayed(round_: Round, count: int, key: str) -> Sample:
@@ -109,20 +109,14 @@ async def _relayed(round_: Round, count: int, key: str) -> Sample:
     queue = await _exchange(stage.rabbit.url, name)
     async with stage.database() as url:
         connection = await asyncpg.connect(url, command_timeout=600)
-        await connection.execute(outbox_rows(key))
-        await connection.execute(
-            f"call public.fill('{name}', {count // ROWS_PER_TRANSACTION}, {ROWS_PER_TRANSACTION})"
-        )
-        await connection.execute("vacuum analyze")
-        await connection.execute("checkpoint")
-        produced = [row[0] for row in await connection.fetch("select message_id from towpath.outbox")]
+        produced = await fill(connection, OUTBOX, name, count, key=key)
         await connection.close()
         environment = {
             "TOWPATH_DATABASE_URL": url,
             "TOWPATH_BROKER_URL": stage.rabbit.url,
             "TOWPATH_TELEMETRY__LOG_LEVEL": "ERROR",
         }
-        return await _fill(round_, Program(["-m", "outbox_relay"], environment), queue, produced)
+        return await _publish(round_, Program(["-m", "outbox_relay"], environment), queue, produced)
 
 
 async def slow_rabbitmq(round_: Round) -> Sample:

@@ -7,9 +7,10 @@ import asyncpg
 
 from benchmarks.cells.round import Round
 from benchmarks.drain import drain, worker, worker_registered
+from benchmarks.filling import TRACEPARENT
 from benchmarks.measure import Sample
 from benchmarks.orders import PAYLOAD, TYPE
-from benchmarks.stage import TRACE, Message, Wire, messages
+from benchmarks.stage import Message, Wire, messages
 from towpath.messages import dump_headers
 
 _CHUNK = 5_000
@@ -67,7 +68,7 @@ async def _fill(connection: asyncpg.Connection, topic: str, waiting: Sequence[Me
             topic,
             TYPE,
             PAYLOAD,
-            TRACE,
+            TRACEPARENT,
             [message.id for message in chunk],
             [message.key for message in chunk],
             list(range(start, start + len(chunk))),

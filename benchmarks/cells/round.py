@@ -42,9 +42,10 @@ class Round:
         await self.stage.preload(topic, made)
         return Backlog(topic, made)
 
-    def size(self, full: int, quick: int) -> int:
-        """A number for a measurement, or for a sanity pass."""
-        return quick if self.stage.quick else full
+    def size(self, full: int, quick: int, smallest: int | None = None) -> int:
+        """A number for the stage's scale."""
+        sizes = {"full": full, "quick": quick, "smallest": quick if smallest is None else smallest}
+        return sizes[self.stage.scale]
 
 
 Trial: TypeAlias = Callable[[Round], Awaitable[Sample]]

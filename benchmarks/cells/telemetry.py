@@ -11,15 +11,10 @@ from benchmarks.relaying import drain, relay
 from towpath.testing.services.ports import ReservedPort
 
 
-async def unwatched_relay(round_: Round) -> Sample:
-    """A backlog of the outbox to Kafka, without an SDK."""
-    return await _relayed(round_)
-
-
 async def watched_relay(round_: Round) -> Sample:
-    """The same, exporting."""
+    """A backlog of the outbox to Kafka, exporting."""
     async with _sink() as environment:
-        return await _relayed(round_, **environment)
+        return await drain(round_.stage, relay(**environment), round_.size(300_000, 30_000, 500))
 
 
 async def watched_worker(round_: Round) -> Sample:
@@ -27,14 +22,6 @@ async def watched_worker(round_: Round) -> Sample:
     async with _sink() as environment:
         backlog = await round_.backlog("watched", round_.size(100_000, 5_000))
         return await by_worker(round_, backlog, "noop", **environment)
-
-
-async def _relayed(round_: Round, **environment: str) -> Sample:
-    stage = round_.stage
-    topic = stage.fresh_name("relayed")
-    async with stage.database() as url:
-        subject = relay(url, stage.kafka.bootstrap, **environment)
-        return await drain(subject, round_.size(300_000, 60_000), stage.postgres, stage.kafka, topic, url)
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.consumer import CELLS, PLANS
+from benchmarks import consumer, relay
 from benchmarks.measure import Cell, Sample, Target, difference, percentile
-from benchmarks.plans import reference_of
+from benchmarks.plans import Plan, reference_of
 from benchmarks.report import markdown, show
 
 KEYS = {
@@ -95,9 +95,25 @@ def test_the_table_has_a_row_for_each_line_and_as_many_columns_as_its_head() -> 
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
 
 
-def test_every_cell_of_the_consumer_judges_towpath_by_subjects_it_has() -> None:
-    assert len(set(CELLS)) == len(PLANS)
-    for plan in PLANS:
+ALL_PLANS = {"consumer": consumer.PLANS, "relay": (*relay.TABLE, *relay.OTHERS)}
+
+
+@pytest.mark.parametrize("benchmark", ALL_PLANS)
+def test_every_cell_judges_towpath_by_subjects_it_has(benchmark: str) -> None:
+    plans = ALL_PLANS[benchmark]
+    assert len({plan.name for plan in plans}) == len(plans)
+    for plan in plans:
         assert list(plan.subjects)[-1] == "towpath"
-        assert set(plan.references) <= plan.subjects.keys()
+        assert {*plan.judged, *plan.only_full, *plan.references} <= plan.subjects.keys()
         assert bool(plan.references) >= bool(plan.targets)
+        assert "towpath" in plan.trials(quick=True)
+        assert not plan.references or set(plan.references) & plan.trials(quick=True).keys()
+
+
+def test_a_sanity_pass_leaves_out_what_is_only_for_a_measurement() -> None:
+    async def trial(_: object) -> Sample:
+        return sample(1)
+
+    plan = Plan("c", {"floor": trial, "dear": trial, "towpath": trial}, ("floor",), only_full=("dear",))
+    assert list(plan.trials(quick=True)) == ["floor", "towpath"]
+    assert list(plan.trials(quick=False)) == ["floor", "dear", "towpath"]

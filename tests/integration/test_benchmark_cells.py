@@ -1,0 +1,37 @@
+"""The cells of the relay's benchmark in their smallest form: that they run, and verify what they counted."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from benchmarks.cells import draining, latency, producers, publishing
+from benchmarks.cells.round import Round, Trial
+from benchmarks.stage import Stage, prepare
+from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
+
+TRIALS: dict[str, tuple[Trial, ...]] = {
+    "backlogs": (draining.floor_500, draining.relayed, draining.held),
+    "relays": (draining.retained, draining.several(2)),
+    "steady": (latency.FLOOR_AT[200], latency.beside_uncommitted),
+    "others": (publishing.gathered, publishing.relayed, producers.TRIALS[1]["towpath"]),
+}
+
+
+@pytest.fixture(scope="module")
+def stage(
+    postgres_server: PostgresServer, kafka_server: KafkaServer, rabbit_server: RabbitServer
+) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        prepare(postgres_server)
+        yield Stage(postgres_server, kafka_server, stack, "smallest", rabbit_server)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_cell_runs_and_finds_every_id_that_was_committed(stage: Stage, name: str) -> None:
+    async def run() -> list[str]:
+        samples = await asyncio.gather(*(trial(Round(stage)) for trial in TRIALS[name]))
+        return [sample.note for sample in samples if sample.is_void]
+
+    assert asyncio.run(run()) == []
