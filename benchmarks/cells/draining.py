@@ -213,7 +213,7 @@ def _peer_trial(module: str, rows: Rows, sizes: tuple[int, int], *, is_tuned: bo
 PEERS = {
     "txoutbox": _peer_trial("txoutbox_relay", TXOUTBOX, (20_000, 500), is_tuned=False),
     "txoutbox tuned": _peer_trial("txoutbox_relay", TXOUTBOX, (50_000, 2_000), is_tuned=True),
-    "faststream-outbox": _peer_trial("faststream_outbox_relay", FASTSTREAM, (5_000, 100), is_tuned=False),
+    "faststream-outbox": _peer_trial("faststream_outbox_relay", FASTSTREAM, (500, 50), is_tuned=False),
     "faststream-outbox tuned": _peer_trial(
         "faststream_outbox_relay", FASTSTREAM, (20_000, 1_000), is_tuned=True
     ),
