@@ -22,6 +22,7 @@ from towpath.brokers.kafka.murmur2 import partition_of
 from towpath.brokers.ports import GroupTopology
 from towpath.messages.envelope import Envelope, wire_headers
 from towpath.messages.headers import CE_ID, SEQUENCE, TRACEPARENT, Headers
+from towpath.messages.limits import CANARY
 from towpath.store import migrate
 from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer, run_sql
 
@@ -137,10 +138,10 @@ class Stage:
         return self._kept[name]
 
     async def topic(self, name: str, group: str | None = None) -> None:
-        """Create a topic and what a group needs beside it."""
+        """Create a topic, what a group needs beside it, and the one of the relay's canaries."""
         admin = broker_from_url(f"kafka://{self.kafka.bootstrap}").admin()
         groups = [GroupTopology(group, (name,))] if group else []
-        await admin.apply([name], groups, partitions=PARTITIONS)
+        await admin.apply([name, CANARY], groups, partitions=PARTITIONS)
         await admin.aclose()
 
     async def preload(self, topic: str, backlog: Sequence[Message], payload: bytes = PAYLOAD) -> None:
