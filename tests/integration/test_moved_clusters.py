@@ -46,6 +46,14 @@ async def race_all(url: str, seconds: float, seed: int) -> None:
     await asyncio.gather(*writers, return_exceptions=True)
 
 
+async def race_past(url: str, xid: int, seed: int) -> None:
+    """Writers, until so many transaction ids were given out."""
+    async with session(url) as db:
+        while int(await db.fetchval(NEXT_ID)) < xid:
+            await race_all(url, 0.5, seed)
+            seed += 1
+
+
 def arrived(broker: RecordingBroker) -> set[UUID]:
     return {each.message.message_id for each in broker.arrivals}
 
@@ -75,14 +83,14 @@ async def test_a_promoted_standby_that_was_behind_the_relay_skips_no_surviving_r
                     await watching.execute("select pg_reload_conf()")
                     await detached(watching)
                     ids_copied = await watching.fetchval(NEXT_ID)
-                    await race_all(url, 1.5, seed=2)
+                    await race_past(url, int(ids_copied) + 500, seed=2)
                     async with session(url) as db:
                         ahead = await db.fetchval(NEXT_ID)
                         await eventually_sent(db, broker)
                     await asyncio.to_thread(primary.stop, immediate=True)
                     await watching.execute("select pg_promote()")
                 there = standby.url("moving")
-                await race_all(there, 2, seed=3)
+                await race_past(there, int(ahead), seed=3)
                 async with session(there) as db:
                     await eventually_sent(db, broker)
                     rows = await db.fetch(EMITTED)

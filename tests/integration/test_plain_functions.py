@@ -1,15 +1,14 @@
 """Handlers that are plain functions run in threads: effects once, and never on the loop."""
 
-import asyncio
 import logging
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 
-from tests.integration.engine import EFFECTS, Note, Posted, Sorted, depot, effects, running, until
+from tests.integration.engine import EFFECTS, Engine, Note, Posted, Sorted, depot, effects, running, until
+from tests.integration.test_worker_pauses import beats
 from towpath import Reject, RetryPolicy, SyncCall, SyncTx
 from towpath.errors import UsageError
 from towpath.telemetry.logging import facts
@@ -60,11 +59,10 @@ async def test_a_blocking_function_does_not_hold_up_the_others(migrated_url: str
     @app.idempotent()
     def note(left: Note, call: SyncCall) -> None: ...
 
-    lease = {"lease": timedelta(milliseconds=600), "beat_every": timedelta(milliseconds=100)}
-    async with running(app, migrated_url, **lease) as depot_:
+    async with running(app, migrated_url) as depot_:
         slow = await depot_.publish(Posted("a"))
         await depot_.reaches(await depot_.publish(Note(1)), "SUCCEEDED")
-        await depot_.db.execute("select pg_sleep(1.5)")
+        await beats(depot_)
         assert await depot_.state(slow) == "RUNNING"
         free.set()
         row = await depot_.reaches(slow, "SUCCEEDED")
@@ -77,7 +75,7 @@ async def test_a_function_that_overstays_finds_its_token_gone(migrated_url: str)
     free = threading.Event()
     ended: list[BaseException | None] = []
 
-    @app.transactional(timeout="200ms")
+    @app.transactional(timeout="2s")
     def overstay(posted: Posted, tx: SyncTx) -> None:
         tx.session.execute(INSERT, {"p": posted.parcel, "n": tx.attempt.attempt})
         if tx.attempt.attempt == 1:
@@ -91,8 +89,16 @@ async def test_a_function_that_overstays_finds_its_token_gone(migrated_url: str)
         assert row["attempt"] == 2
         free.set()
         await until(lambda: len(ended) == 1)
-        await asyncio.sleep(0.2)
+        await until(lambda: _nobody_is_in_a_transaction(depot_))
         assert await effects(depot_) == [("a", 2)]
+
+
+async def _nobody_is_in_a_transaction(depot_: Engine) -> bool:
+    count = await depot_.db.fetchval(
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        " and xact_start is not null and backend_type = 'client backend'"
+    )
+    return bool(count == 0)
 
 
 async def test_a_session_of_a_plain_function_cannot_be_committed(migrated_url: str) -> None:
@@ -125,4 +131,4 @@ async def test_a_handler_that_blocks_the_loop_is_named(
     async with running(app, migrated_url) as depot_:
         await depot_.reaches(await depot_.publish(Posted("a")), "SUCCEEDED")
     blocked = [fact for record in caplog.records if (fact := facts(record))["event"] == "worker.loop_blocked"]
-    assert [fact["handler"] for fact in blocked] == ["hog"]
+    assert "hog" in [fact["handler"] for fact in blocked]

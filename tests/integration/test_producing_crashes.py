@@ -194,7 +194,7 @@ async def test_a_commit_whose_answer_is_lost_has_written_both(
     """P1: the producer cannot know, the database does."""
     await db.execute(ACCOUNT_DDL)
     through_proxy = urlsplit(migrated_url)._replace(netloc=f"postgres@127.0.0.1:{postgres_proxy.port}")
-    engine = create_async_engine(sqlalchemy_url(through_proxy.geturl()), connect_args={"command_timeout": 1})
+    engine = create_async_engine(sqlalchemy_url(through_proxy.geturl()), connect_args={"command_timeout": 3})
 
     def lose_answers(_: Any) -> None:
         await_only(postgres_proxy.hang(Direction.REPLIES))

@@ -78,6 +78,7 @@ async def test_park_key_holds_the_key_and_no_other_until_the_message_is_replayed
         await eventually(lambda: broker.of_key("k") == [b"0", b"elsewhere"])
         assert relay.status().is_ready
         await eventually(lambda: relay.status().gate_count == 1)
+        await until(db, "select count(*) from towpath.outbox_message where status = 'PENDING'", 0)
         statuses = await db.fetch("select status, count(*) from towpath.outbox_message group by 1 order by 1")
         assert [tuple(row) for row in statuses] == [("PARKED", 3), ("SENT", 5)]
         broker.poison.clear()
@@ -126,7 +127,7 @@ async def test_a_follower_that_is_refused_too_closes_the_gate_again(
         await decide(db)
         await until(db, "select count(*) from towpath.dead_letter where payload = '3' and state = 'open'", 1)
         assert broker.of_key("k") == [b"0", b"1", b"2"]
-        assert await db.fetchval(PARKED) == 2
+        await until(db, PARKED, 2)
         broker.poison.clear()
         await decide(db)
         await until(db, GATES, 0)
@@ -283,7 +284,7 @@ async def test_a_parked_tasks_message_is_not_taken_for_lost(
         assert await db.fetch(lost, "billing", -60.0, 10, True) == []
         await decide(db, "discard")
         await until(db, GATES, 0)
-        deadline = asyncio.get_running_loop().time() + 20
+        deadline = asyncio.get_running_loop().time() + 60
         while not await db.fetch(lost, "billing", -60.0, 10, True):
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.05)
@@ -305,7 +306,9 @@ async def test_a_relay_that_loses_its_lease_meanwhile_releases_nothing(
         async def steal(_: int, window: Any) -> None:
             if any(message.payload == b"1" for message in window):
                 broker.before = None
-                await thief.execute("update towpath.shard_lease set epoch = epoch + 1")
+                await thief.execute(
+                    "update towpath.shard_lease set epoch = epoch + 1, lease_until = towpath.clock()"
+                )
 
         broker.before = steal
         await decide(db)

@@ -21,6 +21,9 @@ from towpath.testing.services import PostgresServer
 QUICK = replace(FAST, poll_max=0.02)
 NEVER = replace(QUICK, poll_asleep=600.0)
 """Asleep it does not poll at all, so that what arrives was notified."""
+ASLEEP_FOR_LONG = (
+    "select setval('towpath.relays_asleep_until', floor(extract(epoch from now()))::bigint + 600)"
+)
 ASLEEP_UNTIL = "select last_value from towpath.relays_asleep_until"
 STORE = WakeupStore()
 
@@ -91,6 +94,7 @@ async def test_only_while_a_relay_asks_for_it_does_an_insert_notify(db: Any, mig
         left = (await STORE.stay_asleep(db, None)).seconds_left
         assert left is not None
         assert 1 < left <= 2
+        await db.execute(ASLEEP_FOR_LONG)
         await emit(old, "k", b"2")
         await emit(old, "k", b"3")
         await transaction.commit()
@@ -216,7 +220,7 @@ async def test_a_killed_listener_is_back_within_seconds(db: Any, migrated_url: s
         await end_session(db, "wakeup")
         await emit(db, "k", b"1")
         await eventually(lambda: len(broker.arrivals) == 1)
-        await eventually(lambda: relay.status().wakeup == "notify", seconds=20)
+        await eventually(lambda: relay.status().wakeup == "notify")
         await sleeping(db, relay)
         await end_session(db, "reader")
         await emit(db, "k", b"2")

@@ -43,20 +43,21 @@ async def test_racing_writers_lose_double_and_invert_nothing(
     """P2, R1, R2: 16 writers with savepoints and rollbacks, maybe a foreign transaction held open."""
     await prepare(db)
     committed: list[tuple[str, int]] = []
-    broker, ending = RecordingBroker(), asyncio.Event()
-    until = time.monotonic() + 3 * scale
+    broker, told, ending = RecordingBroker(), asyncio.Event(), asyncio.Event()
     async with relaying(migrated_url, broker), asyncio.TaskGroup() as tasks:
         if is_held:
             tasks.create_task(hold_a_write_transaction(migrated_url, ending))
         writers = [
-            tasks.create_task(race(migrated_url, committed, writer=number, until=until))
+            tasks.create_task(race(migrated_url, committed, writer=number, until=told))
             for number in range(16)
         ]
+        await asyncio.sleep(3 * scale)
+        await eventually(lambda: len(committed) > 100)
+        told.set()
         await asyncio.wait(writers)
         # While the foreign transaction is still open:
-        await eventually(lambda: judge(committed, broker).lost == 0, seconds=20)
+        await eventually(lambda: judge(committed, broker).lost == 0)
         ending.set()
-    assert len(committed) > 100
     assert judge(committed, broker) == Verdict(lost=0, ghosts=0, duplicates=0, inversions=0)
 
 
@@ -72,7 +73,7 @@ async def test_uncommitted_rows_of_a_bulk_transaction_hold_up_nobody(
         await emit_many(bulk, int(30_000 * scale))
         for number in range(50):
             await emit(db, "1", b"%d" % number)
-        await eventually(lambda: len(broker.arrivals) == 50, seconds=30)
+        await eventually(lambda: len(broker.arrivals) == 50)
         await transaction.commit()
         await eventually(lambda: len(broker.arrivals) == 50 + int(30_000 * scale), seconds=60)
     await bulk.close(timeout=10)
@@ -84,12 +85,12 @@ async def test_uncommitted_rows_of_a_bulk_transaction_hold_up_nobody(
     assert all(found == sorted(found) for key, found in by_key.items() if key != "1")
 
 
-async def test_a_transaction_of_200_000_rows_is_read_in_bounded_memory(
+async def test_a_transaction_of_50_000_rows_is_read_in_bounded_memory(
     db: "asyncpg.Connection[Any]", migrated_url: str
 ) -> None:
     """R11: 100 MB of payloads pass in chunks, in id order, once each."""
-    count = 200_000
-    await emit_many(db, count, size=500)
+    count = 50_000
+    await emit_many(db, count, size=2000)
     broker = RecordingBroker(is_keeping=False)
     ids: list[int] = []
 
@@ -164,10 +165,12 @@ async def test_an_idle_relay_writes_no_journal_on_its_own_account(
         await emit(db, "1", b"1")
         await eventually(lambda: len(broker.arrivals) == 1)
         await eventually(lambda: len(relay.status().shards) == 16)
-        await asyncio.sleep(1.5)
-        before = await db.fetchval("select coalesce(max(seq), 0) from towpath.journal")
-        await asyncio.sleep(2.5)
-        assert await db.fetchval("select coalesce(max(seq), 0) from towpath.journal") - before <= 1
+        # Its own would call for the next one within a second, always; another's transaction may call for one.
+        newest, deadline = -1, time.monotonic() + 60
+        while newest != (found := await db.fetchval("select coalesce(max(seq), 0) from towpath.journal")):
+            assert time.monotonic() < deadline
+            newest = found
+            await asyncio.sleep(2.5)
 
 
 async def test_every_shard_is_journaled_while_the_snapshot_moves(
@@ -179,7 +182,7 @@ async def test_every_shard_is_journaled_while_the_snapshot_moves(
         start = await db.fetchval(
             "select min(pg_snapshot_xmax(snapshot_to)::text::bigint) from towpath.shard_progress"
         )
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while True:
             await db.execute("select pg_current_xact_id()")
             if await db.fetchval(LOWEST) > start + 20:

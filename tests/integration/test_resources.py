@@ -202,18 +202,19 @@ async def test_a_retry_of_a_bounded_handler_has_its_turn_before_the_backlog_ends
     @app.idempotent(concurrency=1)
     async def sort(parcel: Posted) -> None:
         calls.append(parcel.number)
-        await asyncio.sleep(0.005)
+        if calls.count(0) < 2:
+            await asyncio.sleep(0.005)
         if parcel.number == 0 and calls.count(0) == 1:
             raise Retry("once")
 
     async with bench(app, migrated_url) as engine:
-        for number in range(400):
+        for number in range(1000):
             await engine.publish(Posted("a", number))
         async with engine.member():
             await engine.is_drained()
-            await until(lambda: len(calls) == 401)
-    assert sorted(calls) == sorted([0, *range(400)])
-    assert len(calls) - calls[::-1].index(0) < 300, "long before the backlog ended"
+            await until(lambda: len(calls) == 1001)
+    assert sorted(calls) == sorted([0, *range(1000)])
+    assert len(calls) - calls[::-1].index(0) < 950, "long before the backlog ended"
 
 
 async def test_no_more_transactional_handlers_start_than_there_are_sessions(migrated_url: str) -> None:
@@ -261,19 +262,22 @@ async def test_more_concurrency_than_sessions_is_refused_at_the_start(migrated_u
 
 
 async def test_the_workers_concurrency_bounds_all_handlers_together(migrated_url: str) -> None:
-    app, now, most = App("depot", ordering="none"), 0, 0
+    app, now, most, go = App("depot", ordering="none"), 0, 0, asyncio.Event()
 
     @app.idempotent()
     async def read(note: Note) -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        await asyncio.sleep(0.005)
+        await go.wait()
+        await asyncio.sleep(0.001)
         now -= 1
 
     async with running(app, migrated_url, concurrency=3) as engine:
         for number in range(40):
             await engine.publish(Note(number))
+        await until(lambda: now == 3)
+        go.set()
         await engine.is_drained("notes")
     assert most == 3
 

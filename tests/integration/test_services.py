@@ -25,6 +25,7 @@ from towpath.testing.services import (
     RabbitServer,
     ServiceFailed,
     ServiceMissing,
+    java,
     kafka,
     postgres,
     run_sql,
@@ -46,7 +47,7 @@ def postgres_own() -> Iterator[PostgresServer]:
         yield server
 
 
-def wait_for_end(pids: set[int], directory: Path, seconds: float = 15) -> set[int]:
+def wait_for_end(pids: set[int], directory: Path, seconds: float = 60) -> set[int]:
     """The processes that are left when the directory is gone or time is up."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -207,7 +208,7 @@ async def test_rabbitmq_keeps_a_quorum_queue_over_a_kill(rabbit_server: RabbitSe
     async with await aio_pika.connect(rabbit_server.url) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue(name, durable=True, arguments=arguments)
-        async with queue.iterator(timeout=10) as messages:
+        async with queue.iterator(timeout=60) as messages:
             message = await anext(messages)
             await message.ack()
         await queue.delete(if_unused=False, if_empty=False)
@@ -250,7 +251,7 @@ def test_a_foreground_launcher_ends_on_interrupt_also_where_a_script_started_it(
         assert launcher.stdout.readline().startswith("export TOWPATH_TEST_POSTGRES=postgresql://")
         started = {process.pid for process in psutil.Process(launcher.pid).children(recursive=True)}
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(15) == 0
+        assert launcher.wait(60) == 0
     assert wait_for_end(started, Path("/nonexistent")) == set()
 
 
@@ -262,10 +263,12 @@ def test_a_missing_service_names_the_line_that_installs_it(
         pass
 
 
-def test_installing_again_is_quick() -> None:
-    started = time.monotonic()
+def test_installing_again_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object) -> None:
+        raise AssertionError("it is there")
+
+    monkeypatch.setattr(java, "copy_artifacts", download)
     kafka.install()
-    assert time.monotonic() - started < 10
 
 
 def test_an_interrupted_cache_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """One outbox, two brokers: each has shards and relays of its own."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -107,13 +108,14 @@ async def test_kafka_away_delays_nothing_at_rabbitmq(sites: tuple[Site, Site], k
     at_kafka, at_rabbit = sites
     common = {"TOWPATH_RELAY__CANARIES": "false"}
     for_kafka = await at_kafka.relay(TOWPATH_BROKER_URL=f"kafka://127.0.0.1:{kafka_proxy.port}", **common)
-    for_rabbit = await at_rabbit.relay(TOWPATH_RELAY__BROKER_NUMBER="1", **common)
+    patient = {"TOWPATH_RELAY__LEASE": "90s", "TOWPATH_RELAY__PUBLISH_DEADLINE": "60s"}
+    for_rabbit = await at_rabbit.relay(TOWPATH_RELAY__BROKER_NUMBER="1", **common, **patient)
     for relay in (for_kafka, for_rabbit):
         await relay.logged("relay.lease_acquired")
     await kafka_proxy.cut()
     async with asyncio.TaskGroup() as tasks:
         for site in sites:
-            tasks.create_task(site.write(3, writers=3))
+            tasks.create_task(site.write(time.monotonic() + 3, writers=3))
     assert await at_rabbit.verdict() == Verdict(lost=0, ghosts=0, duplicates=0, inversions=0)
     assert at_rabbit.committed
     await for_kafka.logged("relay.broker_unavailable")
