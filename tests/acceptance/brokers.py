@@ -114,11 +114,12 @@ class KafkaWire:
             await consumer.stop()
 
     async def _partitions(self, consumer: AIOKafkaConsumer, address: str) -> set[int]:
-        await consumer._client.force_metadata_update()
         await consumer._client.add_topic(address)
-        partitions: set[int] | None = consumer.partitions_for_topic(address)
-        assert partitions, f"no topic {address}"
-        return partitions
+        async with asyncio.timeout(60):  # a new topic is not known at once
+            while not (partitions := consumer.partitions_for_topic(address)):
+                await asyncio.sleep(0.1)
+                await consumer._client.force_metadata_update()
+        return set(partitions)
 
     async def dead_letters(self, group: str, address: str) -> Sequence[WireMessage]:
         return await self.heard(f"{group}.{address}.dlq")

@@ -21,11 +21,6 @@ async def dead_letters_of(world: World) -> "list[asyncpg.Record]":
     return await world.db.fetch(query, world.group)
 
 
-async def nothing_is_unsent(world: World) -> None:
-    """Wait until the relay has published everything, copies of dead letters included."""
-    await world.until_counted(0, "select -count(*) from towpath.outbox_message where status = 'PENDING'")
-
-
 @pytest.mark.parametrize("kind", ["step", "work"])
 async def test_an_exhausted_message_is_dead_once_and_succeeds_when_it_is_replayed(
     world: World, kind: str
@@ -42,7 +37,7 @@ async def test_an_exhausted_message_is_dead_once_and_succeeds_when_it_is_replaye
     world.consumer()
 
     await world.until_state("DEAD")
-    await nothing_is_unsent(world)
+    await world.until_sent()
 
     address = world.steps if kind == "step" else world.tasks
     (letter,) = await dead_letters_of(world)
@@ -97,7 +92,7 @@ async def test_undecodable_bytes_reach_the_catalog_unchanged_and_the_next_messag
     following = await _one_step(world, "a", 2)
     await world.until_state("SUCCEEDED", 2)
     await world.until_state("DEAD", 2)
-    await nothing_is_unsent(world)
+    await world.until_sent()
 
     letters = {row["reason_code"]: row for row in await dead_letters_of(world)}
     assert {"not_json", "missing_header"} == {reason.removeprefix("decode_") for reason in letters}

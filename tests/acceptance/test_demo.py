@@ -84,7 +84,7 @@ class Demo:
 
     def survivors(self) -> list[psutil.Process]:
         """What it started and did not end."""
-        _, alive = psutil.wait_procs(self._family.values(), timeout=10)
+        _, alive = psutil.wait_procs(self._family.values(), timeout=60)
         return alive
 
     def kill(self) -> None:

@@ -28,7 +28,7 @@ async def test_the_same_submit_fifty_times_at_once_is_one_task(world: World) -> 
     assert (len(ids), sum(is_created for _, is_created in answers)) == (1, 1)
     (task,) = await world.db.fetch("select id, attempt, result from towpath.task")
     assert (ids, 1, b'{"answered":"r1"}') == ({task["id"]}, task["attempt"], task["result"])
-    assert await world.db.fetchval("select count(*) from towpath.outbox") == 1
+    assert await world.db.fetchval("select count(*) from towpath.outbox where kind = 'task'") == 1
     assert await world.db.fetchval("select count(*) from outside_call") == 1
     again = await _submit_again(world)
     assert (task["id"], False) == again
@@ -51,14 +51,13 @@ async def test_a_duplicate_delivery_has_one_effect(world: World) -> None:
         outside = (await submit(world.db, work(key="a", n=1, failing_attempts=2))).id
     world.relay()
     # Before anybody consumes, so that the copies lie right behind the originals.
-    query = "select -count(*) from towpath.outbox_message where status = 'PENDING'"
-    await world.until_counted(0, query)
+    await world.until_sent()
     sent = [*await world.broker.heard(world.steps), *await world.broker.heard(world.tasks)]
     assert len(sent) == 3
     await world.broker.send([*sent, *sent])
     world.consumer("consumer-1")
     world.consumer("consumer-2")
-    await world.until_state("WAITING")
+    await world.until_counted(1, "select count(*) from towpath.task_event where to_state = 'WAITING'")
     await world.broker.send(sent)
     await world.until_state("SUCCEEDED", 3)
     await world.broker.send(sent)

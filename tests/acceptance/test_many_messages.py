@@ -43,9 +43,7 @@ async def all_are_done(world: World, intentions: list[Intention]) -> None:
     expected = sum(each.is_committed for each in intentions)
     query = "select count(*) from towpath.task where consumer_group = $1 and finished_at is not null"
     await world.until_counted(expected, query, world.group, seconds=DEADLINE_SECONDS, every=0.5)
-    await world.until_counted(
-        0, "select -count(*) from towpath.outbox_message where status = 'PENDING'", seconds=60
-    )
+    await world.until_sent()
 
 
 async def test_every_committed_message_is_done_once_and_in_order(world: World, message_count: int) -> None:

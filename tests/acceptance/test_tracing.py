@@ -22,7 +22,7 @@ async def test_one_trace_connects_producer_relay_retries_and_replay(world: World
     ids = {kind: UUID(id_) for kind, id_ in json.loads(printed.splitlines()[-1]).items()}
 
     await world.until_state("DEAD", 2)
-    await world.until_counted(0, "select -count(*) from towpath.outbox_message where status = 'PENDING'")
+    await world.until_sent()
     shown = await world.cli("dlq", "list", "--group", world.group, "--json")
     await world.db.execute("delete from cause")
     await world.cli("dlq", "replay", "--group", world.group, "--yes", "--reason", "mended", **telemetry)

@@ -192,6 +192,14 @@ class World:
         query = "select count(*) from towpath.task where consumer_group = $1 and state = $2"
         await self.until_counted(count, query, self.group, state, seconds=seconds)
 
+    async def until_sent(self) -> None:
+        """Wait until the relay has noted everything as published, copies of dead letters included."""
+        await self.until_counted(
+            0,
+            "select -count(*) from towpath.outbox_message"
+            " where status = 'PENDING' and destination <> 'towpath.canary'",
+        )
+
     async def states(self) -> dict[str, int]:
         """Tasks of the group by state."""
         query = "select state, count(*) as n from towpath.task where consumer_group = $1 group by state"

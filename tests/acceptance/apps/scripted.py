@@ -42,7 +42,7 @@ _CALL: Final = text(
 _IS_CAUSED: Final = text("select count(*) > 0 from cause")
 
 _IS_FIRST_START: Final = text("select count(*) = 1 from outside_call where message_id = :message_id")
-_NEIGHBOUR_SECONDS: Final = 15.0
+_NEIGHBOUR_SECONDS: Final = 60
 
 someone_lingers = asyncio.Event()
 
@@ -125,18 +125,25 @@ async def _effect(session: AsyncSession, attempt: Attempt, handler: str, key: st
     await session.execute(_EFFECT, {**values, "attempt": attempt.attempt})
 
 
+async def _stay(session: AsyncSession, told: asyncio.Event) -> None:
+    """Until told to go, but not for ever; a session that idles for a lease is ended."""
+    for _ in range(_NEIGHBOUR_SECONDS):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(told.wait(), 1)
+            return
+        await session.execute(_IS_CAUSED)
+
+
 async def _fail_as_told(session: AsyncSession, message: Step | Work, attempt: Attempt) -> None:
     if message.fate in ("lingers", "kills"):
         started = await session.execute(_IS_FIRST_START, {"message_id": attempt.message_id})
         is_first_start = started.scalar_one()
         if message.fate == "lingers" and is_first_start:
             someone_lingers.set()
-            for _ in range(int(_NEIGHBOUR_SECONDS)):  # its killer comes meanwhile
-                await asyncio.sleep(1)
-                await session.execute(_IS_CAUSED)  # a session that idles for a lease is ended
+            await _stay(session, asyncio.Event())  # its killer comes meanwhile
         if message.fate == "kills":
-            with suppress(TimeoutError):
-                await asyncio.wait_for(someone_lingers.wait(), _NEIGHBOUR_SECONDS if is_first_start else 0)
+            if is_first_start:
+                await _stay(session, someone_lingers)
             os.kill(os.getpid(), signal.SIGKILL)
     if message.fate == "dies":
         raise Dead("hopeless", "the message says so")
