@@ -28,6 +28,10 @@ class WireMessage:
         (value,) = [value for header, value in self.headers if header == name]
         return value.decode()
 
+    def has(self, name: str) -> bool:
+        """Whether a header is there."""
+        return any(header == name for header, _ in self.headers)
+
     def changed(
         self, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> "WireMessage":

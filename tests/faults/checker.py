@@ -71,10 +71,14 @@ def _ordered(case: Case) -> Iterator[Breach]:
     for id_, calls in case.calls.items():
         at[id_] = min(calls[0].at, at.get(id_, _NEVER))
     effects = sorted((id_ for id_ in at), key=lambda id_: at[id_])
-    for what, ids in (("published", case.published), ("took effect", effects)):
+    judged = case.ordered - case.evidence.republished
+    for what, ids, ordered in (
+        ("published", case.published, case.ordered),
+        ("took effect", effects, judged),
+    ):
         last: dict[str, Intended] = {}
         for id_ in ids:
-            if id_ in case.ordered:
+            if id_ in ordered:
                 each = case.committed[id_]
                 before = last.setdefault(each.key, each)
                 if each.n < before.n:

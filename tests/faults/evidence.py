@@ -62,6 +62,8 @@ class Evidence(msgspec.Struct, frozen=True):
     letters: Sequence[Letter] = ()
     published: Sequence[UUID] = ()
     """What lies at the broker, in the order of arrival."""
+    republished: frozenset[UUID] = frozenset()
+    """What was sent again on purpose, behind what came later."""
     copies: Sequence[UUID] = ()
     """In its dead-letter queue."""
     leftovers: Mapping[str, int] = {}
@@ -100,6 +102,9 @@ async def gather(world: FaultWorld, leftovers: Mapping[str, int]) -> Evidence:
         moves=[Move(**row) for row in await db.fetch(_MOVES, group)],
         letters=[Letter(**row) for row in await db.fetch(_LETTERS, group)],
         published=[UUID(message.header("ce_id")) for message in heard],
+        republished=frozenset(
+            UUID(message.header("ce_id")) for message in heard if message.has("towpath-republished")
+        ),
         copies=[UUID(message.header("ce_id")) for message in copies],
         leftovers=leftovers,
     )

@@ -20,6 +20,7 @@ from tests.faults.server_faults import (
     PartitionsAdded,
     PostgresKilled,
     PostgresRestarted,
+    QueueDeleted,
     ServerFrozen,
 )
 from tests.faults.world import Role
@@ -64,7 +65,10 @@ def _table() -> dict[str, Callable[[], Fault]]:
             ("set_vm_memory_high_watermark", "absolute", "1MB"),
             ("set_vm_memory_high_watermark", "0.4"),
         ),
-        "disk_alarm": partial(Controlled, ("set_disk_free_limit", "900TB"), ("set_disk_free_limit", "50MB")),
+        "disk_alarm": partial(
+            Controlled, ("set_disk_free_limit", "900000GB"), ("set_disk_free_limit", "50MB")
+        ),
+        "queue_deleted": QueueDeleted,
         "partitions_added": PartitionsAdded,
     }
     for how in get_args(How):

@@ -14,6 +14,7 @@ from towpath.crashpoints import ENVIRONMENT_VARIABLE, CrashPoint
 _PATIENCE_SECONDS: Final = 30.0
 """For a process to come by its crash point."""
 _AWAKE_SECONDS: Final = 3.0
+_PROBE_SECONDS: Final = 20.0
 
 
 class Killed(Fault):
@@ -139,7 +140,8 @@ class FrozenAt(Fault):
 class Limited(Fault):
     """A resource of one process runs out: what it has it keeps, more it does not get.
 
-    Where it ends for that it is started again, as whatever supervises it would.
+    Where it ends for that, or stands still (a thread that cannot begin for want of memory is waited for,
+    for ever), it is started again, as whatever supervises and probes it would.
     """
 
     def __init__(self, role: Role, limit: int, to: Callable[[int], int]) -> None:
@@ -157,10 +159,13 @@ class Limited(Fault):
 
     async def end(self, world: FaultWorld) -> None:
         for name in self.touches:
-            if world.has_ended(name):
-                world.start(name)
-            else:
+            if not world.has_ended(name):
                 resource.prlimit(world.pids[name], self._limit, self._before)
+                if await world.is_live(name, seconds=_PROBE_SECONDS):
+                    continue
+                if not world.has_ended(name):
+                    world.kill(name)
+            world.start(name)
 
 
 def size_of(pid: int) -> int:

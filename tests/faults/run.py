@@ -107,7 +107,7 @@ async def perform(
             except Exception:  # noqa: BLE001 - a run that fails is a verdict, and not the end of the others
                 outcome.trouble = traceback.format_exc()
             finally:
-                world.save_logs(directory)
+                world.close(directory)
     finally:
         outcome.seconds = time.monotonic() - started
         await asyncio.to_thread(drop_database, admin_url, name)

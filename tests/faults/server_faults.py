@@ -7,8 +7,10 @@ from typing import Any, Final, Literal, TypeAlias
 import asyncpg
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
+from tests.acceptance.world import TOWPATH
 from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.world import MEMBERS, RELAYS, FaultWorld, Role
+from towpath.brokers.rabbitmq.topology import group_queue
 from towpath.testing.proxy import Direction
 from towpath.testing.services import KafkaServer, RabbitServer
 
@@ -186,6 +188,28 @@ class Controlled(Fault):
     async def _ctl(self, world: FaultWorld, arguments: tuple[str, ...]) -> None:
         assert isinstance(world.servers.broker, RabbitServer)
         await asyncio.to_thread(partial(world.servers.broker.ctl, *arguments, timeout_seconds=120))
+
+
+class QueueDeleted(Controlled):
+    """Of the group, with all that waits in it: the broker cancels its consumers.
+
+    A person declares it again, and has sent again what the outbox holds. A member that was just starting
+    has ended for the want of it, and whatever supervises it starts it again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    async def begin(self, world: FaultWorld) -> None:
+        await self._ctl(world, ("delete_queue", group_queue(world.group, world.steps, 0)))
+
+    async def end(self, world: FaultWorld) -> None:
+        await world.attempt("apply", TOWPATH, "broker", "apply", "--app", "tests.faults.member:app")
+        again = ("outbox", "republish", "--since", "1h", "-y", "--reason", "the queue was deleted")
+        await world.attempt("republish", TOWPATH, *again)
+        for name in MEMBERS:
+            if world.has_ended(name):
+                world.start(name)
 
 
 class PartitionsAdded(Fault):

@@ -72,6 +72,15 @@ def test_a_promise_that_was_kept_has_no_breaches() -> None:
     assert check(evidence()) == []
 
 
+def test_what_is_sent_again_on_purpose_may_take_effect_behind_what_came_later() -> None:
+    """A queue that was deleted: its message is republished, while later ones of its key have run."""
+    late = [Done(A, "transactional", 25), *(each for each in evidence().done if each.id != A)]
+    changed = msgspec.structs.replace(evidence(), done=late)
+
+    assert found(changed) == {"I3"}
+    assert found(msgspec.structs.replace(changed, republished=frozenset({A}))) == set()
+
+
 def replaced(**changes: Any) -> Callable[[Evidence], Evidence]:
     return lambda kept: msgspec.structs.replace(kept, **changes)
 

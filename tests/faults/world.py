@@ -17,8 +17,11 @@ from tests.acceptance.world import TOWPATH, World
 from tests.faults import ledger
 from tests.faults.defects import ENVIRONMENT_VARIABLE as DEFECT
 from tests.faults.plan import LANES
+from towpath.cli.exits import Stop
+from towpath.cli.health import asked
 from towpath.testing.proxy import TcpProxy
 from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
+from towpath.testing.services.ports import ReservedPort
 
 BrokerName: TypeAlias = Literal["kafka", "rabbitmq"]
 Role: TypeAlias = Literal["relay", "member", "producer"]
@@ -103,6 +106,7 @@ class FaultWorld(World):
         self._defect = defect
         self.ledger = self.directory / "ledger"
         self.ledger.mkdir(parents=True)
+        self._ports: dict[str, ReservedPort] = {}
         self.notes = ledger.Ledger(self.ledger, "controller")
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
@@ -125,8 +129,10 @@ class FaultWorld(World):
         """Start a process by the role in its name."""
         role, _, number = name.partition("-")
         if role == "relay":
+            environment["TOWPATH_RELAY__HEALTH_PORT"] = self._health_port(name)
             self.spawn(name, sys.executable, "-m", "tests.faults.relay", **environment)
         elif role == "member":
+            environment["TOWPATH_WORKER__HEALTH_PORT"] = self._health_port(name)
             self.spawn(name, TOWPATH, "worker", "run", "tests.faults.member:app", **environment)
         else:
             each = LANES // len(PRODUCERS)
@@ -134,6 +140,25 @@ class FaultWorld(World):
             self.begin(
                 name, sys.executable, "-m", "tests.faults.producer", str(self._seed), *lanes, **environment
             )
+
+    def _health_port(self, name: str) -> str:
+        if name not in self._ports:
+            self._ports[name] = ReservedPort()
+        return str(self._ports[name].number)
+
+    async def is_live(self, name: str, *, seconds: float) -> bool:
+        """Whether a relay or member answers its liveness probe, and that it is well, within a while."""
+
+        async def answers() -> bool:
+            with suppress(Stop):
+                port = self._ports[name].number
+                return bool((await asyncio.to_thread(asked, name, "127.0.0.1", port, is_live=True))["ok"])
+            return False
+
+        with suppress(AssertionError):
+            await self.until(f"{name} is live", answers, seconds=seconds)
+            return True
+        return False
 
     def has_ended(self, name: str) -> bool:
         """Whether it has, by itself or not."""
@@ -193,8 +218,10 @@ class FaultWorld(World):
             else:
                 return
 
-    def save_logs(self, directory: Path) -> None:
-        """Copies of what the processes printed."""
+    def close(self, directory: Path) -> None:
+        """Copies of what the processes printed; their ports are free again."""
+        for port in self._ports.values():
+            port.release()
         for path in self._processes.directory.glob("*.log"):
             with suppress(OSError):
                 (directory / path.name).write_bytes(path.read_bytes())
