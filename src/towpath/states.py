@@ -76,7 +76,9 @@ TRANSITIONS: Mapping[TaskState | None, frozenset[TaskState]] = MappingProxyType(
         ),
         _S.WAITING: frozenset({_S.RUNNING, _S.PARKED, _S.DEAD, _S.CANCELLED, _S.EXPIRED}),
         _S.PARKED: frozenset({_S.WAITING, _S.CANCELLED, _S.EXPIRED}),
-        _S.UNKNOWN: frozenset({_S.SUCCEEDED, _S.FAILED, _S.WAITING, _S.DEAD, _S.CANCELLED, _S.EXPIRED}),
+        _S.UNKNOWN: frozenset(
+            {_S.SUCCEEDED, _S.FAILED, _S.WAITING, _S.PARKED, _S.DEAD, _S.CANCELLED, _S.EXPIRED}
+        ),
         _S.DEAD: frozenset({_S.WAITING, _S.PARKED}),
         _S.SUCCEEDED: frozenset({_S.WAITING, _S.PARKED}),
         _S.FAILED: frozenset({_S.WAITING, _S.PARKED}),
