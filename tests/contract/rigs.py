@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.revoked: list[frozenset[str]] = []
+        self.seconds: list[float] = []
+        """What each time was given for it."""
         self.while_revoking: Callable[[], Awaitable[None]] | None = None
         self.noted: dict[str, Bookmark] = {}
         self.losses: list[tuple[str, int, int]] = []
@@ -49,6 +51,7 @@ class Listener:
         """The port's callback."""
         assert timeout_seconds > 0
         self.revoked.append(partitions)
+        self.seconds.append(timeout_seconds)
         if self.while_revoking is not None:
             await self.while_revoking()
 
@@ -161,11 +164,29 @@ async def receive(subscriber: Subscriber, count: int, timeout_seconds: float = 3
     return received
 
 
-async def receive_rest(subscriber: Subscriber, quiet_seconds: float = 1.0) -> list[Delivery]:
-    """Receive until nothing comes for a while."""
+async def receive_rest(
+    subscriber: Subscriber, quiet_seconds: float = 1.0, *, wanted: Iterable[int] = ()
+) -> list[Delivery]:
+    """Receive until these numbers have come, and then until nothing comes for a while."""
     received: list[Delivery] = []
-    while batch := await subscriber.receive(1000, timeout_seconds=quiet_seconds):
+    missing, deadline = set(wanted), time.monotonic() + 60
+    while (batch := await subscriber.receive(1000, timeout_seconds=quiet_seconds)) or missing:
+        assert batch or time.monotonic() < deadline, f"{missing} never came"
         received += batch
+        missing -= set(numbers(batch))
+    return received
+
+
+async def receive_shared(count: int, *subscribers: Subscriber) -> list[list[Delivery]]:
+    """What each of them is given, once so many have come to all together and nothing more comes."""
+    received: list[list[Delivery]] = [[] for _ in subscribers]
+    deadline = time.monotonic() + 60
+    is_quiet = False
+    while sum(map(len, received)) < count or not is_quiet:
+        assert time.monotonic() < deadline, f"{[numbers(each) for each in received]} of {count}"
+        batches = [await receive_rest(each) for each in subscribers]
+        is_quiet = not any(batches)
+        received = [mine + batch for mine, batch in zip(received, batches, strict=True)]
     return received
 
 
