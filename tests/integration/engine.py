@@ -68,9 +68,9 @@ def depot(**options: Any) -> App:
 
 
 def brisk(**changes: Any) -> WorkerSettings:
-    """Settings in which nothing waits long."""
+    """Settings in which nothing waits long, and no lease lapses because the machine is busy."""
     defaults: dict[str, Any] = {
-        "lease": timedelta(seconds=5),
+        "lease": timedelta(seconds=30),
         "beat_every": timedelta(milliseconds=200),
         "due_poll_min": timedelta(milliseconds=5),
         "due_poll_max": timedelta(milliseconds=40),

@@ -1,7 +1,6 @@
 """At-most-once effects: marked before they begin, in doubt when nobody saw them end, never just repeated."""
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -99,8 +98,7 @@ async def test_a_lost_worker_leaves_unknown_and_nobody_runs_it_again(migrated_ur
         await asyncio.sleep(60)
         return result
 
-    lease = {"lease": timedelta(milliseconds=400), "beat_every": timedelta(milliseconds=100)}
-    async with running(app, migrated_url, **lease) as depot_:
+    async with running(app, migrated_url) as depot_:
         message_id = await depot_.publish(Posted("a"))
         await hung.wait()
         await depot_.db.execute("delete from towpath.worker")  # as if it had died and its lease had lapsed

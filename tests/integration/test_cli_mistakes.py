@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,10 +32,11 @@ def refused(ran: Ran, code: int, *words: str) -> None:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> Iterator[int]:
+    """A port that is taken and refuses every connection, so that nobody can come to listen there."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        yield int(deaf.getsockname()[1])
 
 
 def test_no_database_url(towpath: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_a_service_says_how_it_is_to_probes_and_to_prometheus(
         while (ready := towpath("check", "--json")).returncode and time.monotonic() < deadline:
             time.sleep(0.1)
         live = towpath("check", "--live")
-        with urlopen(f"http://127.0.0.1:{port.number}/metrics", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{port.number}/metrics", timeout=30) as answer:
             page = answer.read().decode()
     finally:
         process.kill()

@@ -36,6 +36,7 @@ def examine(towpath: Run, clean_environment: pytest.MonkeyPatch) -> Callable[...
     """Exit code and report of `towpath doctor`, with a broker that is nobody's trouble."""
     clean_environment.setenv("TOWPATH_BROKER_URL", f"memory://{uuid.uuid4()}")
     clean_environment.setenv("TOWPATH_RELAY__CANARIES", "false")
+    clean_environment.setattr(database, "PROOF_SECONDS", 60.0)
 
     def run(*arguments: str) -> tuple[int, Report]:
         ran = towpath("doctor", "--json", *arguments)
@@ -58,10 +59,11 @@ def on_port(url: str, port: int) -> str:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> Iterator[int]:
+    """A port that is taken and refuses every connection, so that nobody can come to listen there."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        yield int(deaf.getsockname()[1])
 
 
 def test_all_is_well(examine: Callable[..., tuple[int, Report]], towpath: Run) -> None:

@@ -231,9 +231,15 @@ async def test_a_call_has_one_transaction_only(migrated_url: str) -> None:
         assert await engine.state(id_) == "SUCCEEDED", "what came afterwards cannot undo it"
 
 
-TAKEN_OVER = (
-    "update towpath.task set token = gen_random_uuid(), worker = gen_random_uuid(), version = version + 1"
+TAKEN_OVER = """
+with other as (
+  insert into towpath.worker (id, consumer_group, host, lease_until)
+  values (gen_random_uuid(), 'depot', 'other', 'infinity') returning id
 )
+update towpath.task
+set token = gen_random_uuid(), worker = other.id, version = version + 1, held_by = 'database'
+from other returning token, version
+"""
 
 
 @pytest.mark.parametrize("effect", ["transactional", "idempotent", "call"])
@@ -271,14 +277,7 @@ async def test_a_handler_whose_task_was_taken_over_writes_nothing(migrated_url: 
         await engine.db.execute(EFFECTS)
         id_ = await engine.publish(Posted("a"))
         await started.wait()
-        other = await engine.db.fetchrow(
-            TAKEN_OVER + ", held_by = 'database' returning worker, token, version"
-        )
-        await engine.db.execute(
-            "insert into towpath.worker (id, consumer_group, host, lease_until) "
-            "values ($1, 'depot', 'other', 'infinity')",
-            other["worker"],
-        )
+        other = await engine.db.fetchrow(TAKEN_OVER)
         go.set()
         await engine.is_drained()
         row = await engine.row(id_)

@@ -15,7 +15,7 @@ from towpath.outcomes import Retry
 from towpath.store.workers import WorkerStore
 
 HASTY = RetryPolicy(attempts=2, base="1ms", cap="10ms")
-SHORT = {"lease": timedelta(milliseconds=1000), "beat_every": timedelta(milliseconds=50)}
+SHORT = {"beat_every": timedelta(milliseconds=50)}
 SLOW = {"lease": timedelta(seconds=60), "beat_every": timedelta(seconds=20)}
 
 
@@ -95,7 +95,7 @@ async def test_a_handler_is_stopped_at_its_tasks_deadline(migrated_url: str) -> 
 
     async with running(app, migrated_url) as engine:
         await engine.db.execute(EFFECTS)
-        at = await deadline(engine, 0.3)
+        at = await deadline(engine, 2)
         row = await engine.reaches(await engine.submit(Weigh("a"), deadline_at=at), "EXPIRED")
         assert row["finished_at"] >= at - timedelta(milliseconds=5)
         assert "was stopped at the task's deadline" in row["error_message"]
@@ -111,7 +111,7 @@ async def test_a_task_that_waits_for_a_retry_expires_at_its_deadline(migrated_ur
         raise RuntimeError("no")
 
     async with running(app, migrated_url) as engine:
-        at = await deadline(engine, 0.5)
+        at = await deadline(engine, 2)
         row = await engine.reaches(await engine.submit(Weigh("a"), deadline_at=at), "EXPIRED")
         assert row["finished_at"] >= at
         assert row["attempt"] == 1
@@ -353,7 +353,7 @@ async def test_handed_back_work_of_the_database_is_due_at_once(migrated_url: str
         assert calls == [1, 2, 2]
 
 
-async def test_a_task_that_runs_many_leases_long_runs_once(migrated_url: str) -> None:
+async def test_a_task_that_runs_longer_than_two_leases_runs_once(migrated_url: str) -> None:
     """C8: a lease is lost only by missed heartbeats."""
     app, calls = depot(), list[int]()
 
@@ -364,7 +364,7 @@ async def test_a_task_that_runs_many_leases_long_runs_once(migrated_url: str) ->
             await call.progress(step / 20, step=f"s{step}")
             await asyncio.sleep(0.3)
 
-    short = {"lease": timedelta(milliseconds=800), "beat_every": timedelta(milliseconds=80)}
+    short = {"lease": timedelta(seconds=2.5), "beat_every": timedelta(milliseconds=80)}
     async with bench(app, migrated_url, **short) as engine, engine.member(), engine.member():
         id_ = await engine.publish(Posted("a"))
         await until(lambda: _has_progress(engine, id_))

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aio_pika
@@ -281,7 +282,7 @@ async def living(process: Consumer | Relay) -> AsyncIterator[None]:
 async def test_queues_are_not_changed_while_a_relay_or_a_member_lives(queues: Queues) -> None:
     await queues.cli(1, "apply")
 
-    async with living(Relay(queues.url, RecordingBroker(), FAST)):
+    async with living(Relay(queues.url, RecordingBroker(), replace(FAST, lease=30))):
         assert "a relay holds leases: stop the relays" in (await queues.cli(2, "rollover")).err
     await queues.db.execute(
         """

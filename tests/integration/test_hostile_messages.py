@@ -6,8 +6,8 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from tests.integration.engine import Posted
-from tests.integration.wired import KAFKA, new_name, wired
+from tests.integration.engine import Posted, until
+from tests.integration.wired import KAFKA, Wired, new_name, wired
 from towpath.app import App
 from towpath.brokers.ports import Headers
 from towpath.messages import load_headers
@@ -54,6 +54,7 @@ async def test_hostile_messages_end_in_the_catalog_and_tombstones_are_skipped(
             await engine.reaches(good, "SUCCEEDED")
             for id_ in bad:
                 await engine.reaches(id_, "DEAD")
+            await until(lambda: _are_dead(engine, len(BODIES) + 1))
             letters = await engine.letters()
         assert {letter["stage"] for letter in letters} == {"decode"}
         assert sorted(letter["payload"] for letter in letters) == sorted((*BODIES, b"bomb"))
@@ -66,6 +67,10 @@ async def test_hostile_messages_end_in_the_catalog_and_tombstones_are_skipped(
             again = await engine.publish(Posted("a", 2))
             await engine.reaches(again, "SUCCEEDED")
         assert {letter["death_count"] for letter in await engine.letters()} == {1}
+
+
+async def _are_dead(engine: Wired, count: int) -> bool:
+    return len(await engine.letters()) >= count
 
 
 async def _allow_large_records(bootstrap: str, topic: str) -> None:
