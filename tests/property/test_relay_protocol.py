@@ -9,15 +9,24 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 
-from tests.integration.relaying import RecordingBroker, Verdict, judge, prepare, race
+from tests.integration.relaying import (
+    FAST,
+    RecordingBroker,
+    Verdict,
+    eventually,
+    judge,
+    prepare,
+    race,
+    relaying,
+)
 from towpath.backoff import RetryPolicy
 from towpath.brokers.ports import OutboundMessage
 from towpath.deadletters import Action, Filter, carry_out, make_plan
@@ -326,3 +335,52 @@ async def test_without_mishaps_relays_that_come_and_go_double_nothing(
         await asyncio.gather(*writing)
         is_written.set()
     assert judge(committed, broker) == Verdict(lost=0, ghosts=0, duplicates=0, inversions=0)
+
+
+@asynccontextmanager
+async def working(url: str, committed: list[tuple[str, int]]) -> AsyncIterator[None]:
+    """Writers race meanwhile."""
+    until = time.monotonic() + 300
+    writers = [asyncio.create_task(race(url, committed, writer=number, until=until)) for number in range(4)]
+    try:
+        yield
+    finally:
+        for writer in writers:
+            writer.cancel()
+        await asyncio.wait(writers)
+
+
+def are_fair(relays: Sequence[Relay]) -> bool:
+    """Whether they hold every shard once, and each as many as the others or one more."""
+    held = [relay.status().shards for relay in relays]
+    sizes = [len(each) for each in held]
+    every = sorted(number for each in held for number in each)
+    return every == list(range(16)) and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+async def test_relays_share_the_shards_fairly_whoever_joins_leaves_or_dies(
+    db: "asyncpg.Connection[Any]", migrated_url: str, count: int
+) -> None:
+    """P2, R4, R5: and nothing is lost or inverted meanwhile."""
+    await prepare(db)
+    committed: list[tuple[str, int]] = []
+    broker = RecordingBroker(before=_take_a_moment)
+    async with AsyncExitStack() as stack:
+        relays = [
+            await stack.enter_async_context(relaying(migrated_url, broker, FAST)) for _ in range(count - 1)
+        ]
+        await eventually(lambda: are_fair(relays), seconds=60)
+        async with working(migrated_url, committed):
+            async with relaying(migrated_url, broker, FAST) as joined:
+                await eventually(lambda: are_fair([*relays, joined]), seconds=60)
+            await eventually(lambda: are_fair(relays), seconds=60)
+            async with relaying(migrated_url, broker, FAST) as dying:
+                await eventually(lambda: are_fair([*relays, dying]), seconds=60)
+                dying._heartbeat.leave = _nothing  # type: ignore[method-assign]
+            await eventually(lambda: are_fair(relays), seconds=60)
+            before = len(committed)
+            await eventually(lambda: len(committed) > before + 50, seconds=60)
+        await eventually(lambda: judge(committed, broker).lost == 0, seconds=60)
+    found = judge(committed, broker)
+    assert (found.lost, found.inversions) == (0, 0)
