@@ -18,7 +18,9 @@ def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS)
-    parser.add_argument("--quick", action="store_true", help="a sanity pass in about a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of small sizes, to see that everything runs"
+    )
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--rounds", type=int, help="alternating rounds (default 5, quick 1)")
     parser.add_argument("--cells", help="some of its cells, separated by commas")
