@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from towpath.cli.options import criteria, instant, message_id, reference, text
+from towpath.cli.option_groups import DeadLetters
+from towpath.cli.options import instant, message_id, reference, text
 from towpath.errors import UsageError
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -108,7 +109,7 @@ def test_text_is_passed_on_unchanged_or_refused(value: str, limit: int) -> None:
 def test_a_filter_loses_nothing_of_what_was_asked(ids: list[str], keys: list[str]) -> None:
     """Fewer conditions would select more dead letters than were meant."""
     try:
-        found = criteria(NOW, ids=ids, keys=keys)
+        found = DeadLetters(id=ids, key=keys).at(NOW)
     except UsageError:
         return
     assert len(found.ids) + len(found.message_ids) == len(ids)

@@ -1,6 +1,5 @@
 """Bulk actions: plan, preview, question, execution with progress, result."""
 
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +7,10 @@ from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-import typer
-
 from towpath.bulk import Counts
-from towpath.cli.options import actor_name, text
+from towpath.cli.option_groups import Consent, Pace
 from towpath.cli.output import as_json, cell, progress, table
 from towpath.cli.session import Session, connected
-from towpath.errors import UsageError
-from towpath.store.audit import AuditStore
 from towpath.telemetry.setup import setup
 
 
@@ -24,13 +19,8 @@ class Request:
     """How the action was asked for."""
 
     action: str
-    dry_run: bool
-    yes: bool
-    reason: str
-    actor: str | None
-    json: bool
-    maximum: int | None
-    rate: float | None = None
+    pace: Pace
+    consent: Consent
 
 
 class Plan(Protocol):
@@ -76,19 +66,17 @@ class Act(Generic[P]):
 
 async def act(request: Request, kind: Act[P]) -> P:
     """Run one bulk action from its options to its printed result."""
-    actor, reason = actor_name(request.actor), text(request.reason, "--reason")
-    if not request.dry_run and not request.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see the plan")
+    consent = request.consent
+    actor, reason = consent.author()
     async with connected() as session:
-        now = await AuditStore(session.schema).clock(session.connection)
+        now = await session.clock()
         plan = await kind.make_plan(session, now)
-    if not request.json:
+    if not consent.json:
         _preview(request, kind, plan, now)
-    if request.dry_run or not plan.count:
+    if consent.dry_run or not plan.count:
         _report(request, kind, plan, None, None)
         return plan
-    if not request.yes:
-        typer.confirm(f"{request.action} {plan.count}?", abort=True, err=True)
+    consent.ask(f"{request.action} {plan.count}?")
     telemetry = setup("towpath-cli")
     try:
         async with connected(is_pinned=True) as session:
@@ -121,11 +109,11 @@ def _preview(request: Request, kind: Act[P], plan: P, now: datetime) -> None:
 
 
 def _report(request: Request, kind: Act[P], plan: P, audit_id: int | None, counts: Counts | None) -> None:
-    if request.json:
+    if request.consent.json:
         as_json(
             {
                 "action": request.action,
-                "dry_run": request.dry_run,
+                "dry_run": request.consent.dry_run,
                 "made_at": plan.made_at,
                 "planned": plan.count,
                 "done": counts.done if counts else 0,

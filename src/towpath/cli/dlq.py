@@ -11,26 +11,17 @@ from towpath.bulk import Counts
 from towpath.cli import acting
 from towpath.cli.editing import edit
 from towpath.cli.exits import FAILED, Stop
+from towpath.cli.option_groups import Consent, DeadLetters, Pace, grouped
 from towpath.cli.options import (
-    Actor,
-    Because,
-    DryRun,
-    Fingerprints,
     Groups,
-    Ids,
     Json,
-    Keys,
     Limit,
-    Most,
-    Rate,
     Reasons,
     Since,
     Stages,
     States,
     Types,
     Until,
-    Yes,
-    criteria,
     dead_letter_states,
     reference,
 )
@@ -40,7 +31,6 @@ from towpath.cli.session import Session, connected, run_async
 from towpath.cli.transfer import export, import_
 from towpath.deadletters import Action, Catalog, Plan, make_plan
 from towpath.errors import UsageError
-from towpath.store.audit import AuditStore
 from towpath.store.revisions import Revisions
 
 app = typer.Typer(name="dlq", help="Dead letters, their causes, and the way back.", no_args_is_help=True)
@@ -107,15 +97,15 @@ def summary(
 
     towpath dlq summary --since 24h
     """
+    wanted = DeadLetters(
+        group=group, type=type, reason_code=reason_code, stage=stage, since=since, until=until
+    )
 
     async def read() -> list[dict[str, Any]]:
         async with connected() as session:
-            wanted = criteria(
-                await AuditStore(session.schema).clock(session.connection),
-                groups=group, types=type, reasons=reason_code, stages=stage, since=since, until=until,
-            )  # fmt: skip
+            meant = wanted.at(await session.clock())
             return list(
-                map(dict, await Catalog(session.connection, session.schema).causes(wanted, limit=limit))
+                map(dict, await Catalog(session.connection, session.schema).causes(meant, limit=limit))
             )
 
     rows = run_async(read())
@@ -126,16 +116,9 @@ def summary(
 
 
 @app.command(name="list")
+@grouped
 def list_(
-    group: Groups = None,
-    type: Types = None,  # noqa: A002  the option's name
-    reason_code: Reasons = None,
-    fingerprint: Fingerprints = None,
-    stage: Stages = None,
-    key: Keys = None,
-    id: Ids = None,  # noqa: A002  the option's name
-    since: Since = None,
-    until: Until = None,
+    wanted: DeadLetters,
     state: States = None,
     before: Annotated[
         int | None, typer.Option(min=1, max=2**63 - 1, help="Only below this id: the next page.")
@@ -151,14 +134,10 @@ def list_(
 
     async def read(tell: Callable[[list[dict[str, Any]]], None]) -> None:
         async with connected() as session:
-            wanted = criteria(
-                await AuditStore(session.schema).clock(session.connection),
-                groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-                keys=key, ids=id, since=since, until=until,
-            )  # fmt: skip
+            meant = wanted.at(await session.clock())
             catalog, left, below = Catalog(session.connection, session.schema), limit, before
             while left:
-                page = await catalog.page(wanted, states=states, below_id=below, limit=min(left, _PAGE))
+                page = await catalog.page(meant, states=states, below_id=below, limit=min(left, _PAGE))
                 tell([with_trace_id(dict(row)) for row in page])
                 if len(page) < _PAGE:
                     break
@@ -218,88 +197,46 @@ def show(
 
 
 @app.command()
+@grouped
 def replay(
-    group: Groups = None,
-    type: Types = None,  # noqa: A002  the option's name
-    reason_code: Reasons = None,
-    fingerprint: Fingerprints = None,
-    stage: Stages = None,
-    key: Keys = None,
-    id: Ids = None,  # noqa: A002  the option's name
-    since: Since = None,
-    until: Until = None,
+    wanted: DeadLetters,
     every: All = False,
-    maximum: Most = None,
-    rate: Rate = None,
+    *,
+    pace: Pace,
     max_repeats: Annotated[
         int,
         typer.Option(min=0, max=2**31 - 1, help="Leave out what was replayed so often already; 0: no cap."),
     ] = 3,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    consent: Consent,
 ) -> None:
     """Send dead letters back to work: shows a plan, asks, acts in batches. Interrupted, run it again.
 
     towpath dlq replay --group billing --reason-code http_503 --since 2h --dry-run
     """
-    request = acting.Request(
-        action="replay", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, rate=rate,
-    )  # fmt: skip
-    _act(
-        request, "replay", every=every, max_replays=max_repeats or None,
-        groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-        keys=key, ids=id, since=since, until=until,
-    )  # fmt: skip
+    request = acting.Request("replay", pace, consent)
+    _act(request, "replay", wanted, every=every, max_replays=max_repeats or None)
 
 
 @app.command()
-def discard(
-    group: Groups = None,
-    type: Types = None,  # noqa: A002  the option's name
-    reason_code: Reasons = None,
-    fingerprint: Fingerprints = None,
-    stage: Stages = None,
-    key: Keys = None,
-    id: Ids = None,  # noqa: A002  the option's name
-    since: Since = None,
-    until: Until = None,
-    every: All = False,
-    maximum: Most = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
-) -> None:
+@grouped
+def discard(wanted: DeadLetters, every: All = False, *, pace: Pace, consent: Consent) -> None:
     """Close dead letters without running them; their rows stay, marked discarded.
 
     towpath dlq discard --group billing --reason-code http_404 --reason "test orders" --dry-run
     """
-    request = acting.Request(
-        action="discard", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, rate=rate,
-    )  # fmt: skip
-    _act(
-        request, "discard", every=every, max_replays=None,
-        groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-        keys=key, ids=id, since=since, until=until,
-    )  # fmt: skip
+    request = acting.Request("discard", pace, consent)
+    _act(request, "discard", wanted, every=every, max_replays=None)
 
 
 def _act(
-    request: acting.Request, action: Action, *, every: bool, max_replays: int | None, **given: Any
+    request: acting.Request, action: Action, wanted: DeadLetters, *, every: bool, max_replays: int | None
 ) -> None:
     async def plan(session: Session, now: datetime) -> Plan:
-        wanted = criteria(now, **given)
-        if wanted.is_empty and not every:
+        meant = wanted.at(now)
+        if meant.is_empty and not every:
             raise UsageError("no filter was given: add one, or --all for every open dead letter")
         return await make_plan(
-            session.connection, wanted, schema=session.schema, limit=request.maximum,
+            session.connection, meant, schema=session.schema, limit=request.pace.maximum,
             max_replays=max_replays, action=action,
         )  # fmt: skip
 
@@ -308,7 +245,7 @@ def _act(
     ) -> tuple[int, Counts]:
         return await deadletters.carry_out(
             session.connection, plan, action, actor=actor, reason=reason, schema=session.schema,
-            rate=request.rate, on_progress=advance,
+            rate=request.pace.rate, on_progress=advance,
         )  # fmt: skip
 
     kind = acting.Act(

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from towpath.cli import pausing
-from towpath.cli.options import Actor, Because, DryRun, Groups, Json, Types, Yes, text, texts
+from towpath.cli.option_groups import Consent, grouped
+from towpath.cli.options import Groups, Json, Types, text, texts
 from towpath.cli.output import age, as_json, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
@@ -51,14 +52,12 @@ def status(group: Groups = None, json: Json = False) -> None:
     pausing.tell([pause | {"name": each["consumer_group"]} for each in report for pause in each["pauses"]])
 
 
+@grouped
 def pause(
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")],
     type: Types = None,  # noqa: A002  the option's name
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Start no work of a group, or of one message type, until it is resumed; what runs goes on to its end.
 
@@ -67,24 +66,22 @@ def pause(
     towpath worker pause --group billing --type payment.charge --reason "provider is down"
     """
     targets = _targets(group, type)
-    pausing.act(pausing.Request("pause", "start", targets, False, dry_run, yes, reason, actor, json))
+    pausing.act(pausing.Request("pause", "start", targets, False, consent))
 
 
+@grouped
 def resume(
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")],
     type: Types = None,  # noqa: A002  the option's name
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Let a group start work again, each key in its order: all that is paused of it, or one message type.
 
     towpath worker resume --group billing
     """
     targets = _targets(group, type)
-    pausing.act(pausing.Request("resume", "start", targets, not type, dry_run, yes, reason, actor, json))
+    pausing.act(pausing.Request("resume", "start", targets, not type, consent))
 
 
 def _targets(group: str, types: list[str] | None) -> list[Target]:

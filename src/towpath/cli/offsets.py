@@ -1,6 +1,5 @@
 """`towpath worker offsets`: how far a group has read at Kafka, and a person's word where that is gone."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json import dumps
@@ -11,7 +10,8 @@ import typer
 from towpath.brokers.ports import Bounds
 from towpath.cli import options
 from towpath.cli.exits import FAILED, Stop
-from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name
+from towpath.cli.option_groups import Consent
+from towpath.cli.options import Actor, Because, DryRun, Json, Yes
 from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import Session, connected, run_async
 from towpath.cli.topology import admin_of_settings
@@ -60,16 +60,14 @@ def offsets(
         return
     if address is None:
         raise UsageError("say which --topic the word is for")
-    if not dry_run and not yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see the plan")
-    asked, who, why = _Asked(name, address, to), actor_name(actor), options.text(reason, "--reason")
+    asked, consent = _Asked(name, address, to), Consent(dry_run, yes, reason, actor, json)
+    who, why = consent.author()
     plan = run_async(_plan(asked))
     if not json:
         table(plan, _PLANNED, empty="")
     given = 0
     if not dry_run:
-        if not yes:
-            typer.confirm(f"go on at these offsets in {len(plan)} partitions?", abort=True, err=True)
+        consent.ask(f"go on at these offsets in {len(plan)} partitions?")
         given = run_async(_give(asked, plan, who, why))
     if json:
         as_json({"dry_run": dry_run, "given": given, "partitions": plan})
@@ -100,7 +98,7 @@ async def _noted(session: Session, group: str, topic: str | None) -> list[dict[s
 async def _plan(asked: _Asked) -> list[dict[str, Any]]:
     """The partitions that wait for a word, and where each would go on."""
     async with connected() as session:
-        now = await AuditStore(session.schema).clock(session.connection)
+        now = await session.clock()
         noted = {row["partition"]: row for row in await _noted(session, asked.group, asked.topic)}
     since = None if asked.to in _NAMED else options.instant(asked.to, "--to", now)
     async with admin_of_settings() as admin:

@@ -11,7 +11,6 @@ from uuid import UUID
 import typer
 
 from towpath.backoff import parse_duration
-from towpath.deadletters import Filter
 from towpath.deadletters.criteria import STAGES, STATES
 from towpath.errors import UsageError
 
@@ -127,32 +126,3 @@ def actor_name(given: str | None) -> str:
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-def criteria(
-    now: datetime,
-    *,
-    groups: Sequence[str] | None = None,
-    types: Sequence[str] | None = None,
-    reasons: Sequence[str] | None = None,
-    fingerprints: Sequence[str] | None = None,
-    stages: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    ids: Sequence[str] | None = None,
-    since: str | None = None,
-    until: str | None = None,
-) -> Filter:
-    """The dead letters meant by the options of one command line."""
-    references = [reference(value, "--id") for value in ids or ()]
-    return Filter(
-        groups=texts(groups, "--group"),
-        types=texts(types, "--type"),
-        reasons=texts(reasons, "--reason-code"),
-        fingerprints=texts(fingerprints, "--fingerprint"),
-        stages=texts(stages, "--stage"),
-        keys=texts(keys, "--key"),
-        ids=tuple(item for item in references if isinstance(item, int)),
-        message_ids=tuple(item for item in references if isinstance(item, UUID)),
-        since=instant(since, "--since", now),
-        until=instant(until, "--until", now),
-    )

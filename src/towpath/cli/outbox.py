@@ -6,7 +6,8 @@ import typer
 
 from towpath.cli import backlog, pausing, rebasing, republishing
 from towpath.cli.locating import show
-from towpath.cli.options import Actor, Because, DryRun, Json, Yes, actor_name, text
+from towpath.cli.option_groups import Consent, grouped
+from towpath.cli.options import Actor, Because, Json, actor_name, text
 from towpath.cli.output import age, as_json, cell, clean, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
@@ -74,14 +75,12 @@ def status(
 
 
 @app.command()
+@grouped
 def pause(
     destination: Destinations = None,
     every: Annotated[bool, typer.Option("--all", help="Every destination.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Stop publishing to a destination, or altogether, with the next heartbeat, until it is resumed.
 
@@ -89,22 +88,17 @@ def pause(
 
     towpath outbox pause --destination orders --reason "topic is moved"
     """
-    pausing.act(
-        pausing.Request(
-            "pause", "publish", _targets(destination, is_all=every), False, dry_run, yes, reason, actor, json
-        )
-    )
+    targets = _targets(destination, is_all=every)
+    pausing.act(pausing.Request("pause", "publish", targets, False, consent))
 
 
 @app.command()
+@grouped
 def resume(
     destination: Destinations = None,
     every: Annotated[bool, typer.Option("--all", help="Whatever is paused.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Publish again, what waited first. A destination stays paused while everything is.
 
@@ -113,7 +107,7 @@ def resume(
     targets = () if every else _targets(destination, is_all=False)
     if every and destination:
         raise UsageError(_WHICH)
-    pausing.act(pausing.Request("resume", "publish", targets, every, dry_run, yes, reason, actor, json))
+    pausing.act(pausing.Request("resume", "publish", targets, every, consent))
 
 
 def _targets(destinations: list[str] | None, *, is_all: bool) -> list[Target]:
@@ -124,6 +118,7 @@ def _targets(destinations: list[str] | None, *, is_all: bool) -> list[Target]:
 
 
 @app.command()
+@grouped
 def republish(
     since: Annotated[
         str, typer.Option(help="Written at or after: 2026-01-31T14:00Z, or 2h for two hours ago.")
@@ -137,11 +132,8 @@ def republish(
     ] = None,
     maximum: Annotated[int | None, typer.Option("--max", min=1, max=2**31 - 1, help="Most messages.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.01, max=1e6, help="Most per second.")] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Send published messages again, from the rows that are still retained. Interrupted, run it again.
 
@@ -150,12 +142,13 @@ def republish(
     republishing.act(
         republishing.Request(
             since=since, until=until, destinations=destination or (), where=where or (), maximum=maximum,
-            rate=rate, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
+            rate=rate, consent=consent,
         )
     )  # fmt: skip
 
 
 @app.command()
+@grouped
 def rebase(
     to: Annotated[
         str,
@@ -164,17 +157,14 @@ def rebase(
             "all of it (oldest), or what was written since a time."
         ),
     ],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    consent: Consent,
 ) -> None:
     """Set the relay's starting point in a restored database. As its owner, and without relays.
 
     towpath outbox rebase --to journal --dry-run
     """
-    rebasing.act(to=to, dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json)
+    rebasing.act(to, consent)
 
 
 @app.command()

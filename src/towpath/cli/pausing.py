@@ -1,17 +1,13 @@
 """`towpath outbox pause | resume` and `towpath worker pause | resume`: plan, question, result."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from typing import Any, Literal, TypeAlias
 
-import typer
-
-from towpath.cli.options import actor_name, text
+from towpath.cli.option_groups import Consent
 from towpath.cli.output import as_json, clean, table
 from towpath.cli.session import connected, run_async
-from towpath.errors import UsageError
 from towpath.store.audit import AuditStore
 from towpath.store.pauses import EVERY_TYPE, EVERYTHING, Kind, PauseStore, Target
 
@@ -21,7 +17,7 @@ _NOUN: dict[Kind, str] = {"publish": "outbox", "start": "worker"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How it was asked for."""
+    """What is asked for."""
 
     verb: Verb
     kind: Kind
@@ -29,33 +25,27 @@ class Request:
     """What to pause or to resume."""
     every: bool
     """Resume whatever is paused of this kind and, of groups, of the one named."""
-    dry_run: bool
-    yes: bool
-    reason: str
-    actor: str | None
-    json: bool
+    consent: Consent
 
 
 def act(request: Request) -> None:
     """Pause or resume; what is so already stays and is not recorded again."""
-    actor, reason = actor_name(request.actor), text(request.reason, "--reason")
-    if not request.dry_run and not request.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see the plan")
+    consent = request.consent
+    actor, reason = consent.author()
     plan = run_async(_plan(request))
-    if not request.json:
+    if not consent.json:
         for target in plan:
             print(f"to {request.verb}: {_shown(target)}")
     done: Sequence[Target] = ()
-    if plan and not request.dry_run:
-        if not request.yes:
-            typer.confirm(f"{request.verb} {len(plan)}?", abort=True, err=True)
+    if plan and not consent.dry_run:
+        consent.ask(f"{request.verb} {len(plan)}?")
         done = run_async(_carry_out(request.verb, plan, actor, reason))
     left = run_async(in_force(request.kind))
-    if request.json:
+    if consent.json:
         as_json(
             {
                 "action": f"{_NOUN[request.kind]}.{request.verb}",
-                "dry_run": request.dry_run,
+                "dry_run": consent.dry_run,
                 "planned": [_named(target) for target in plan],
                 "done": [_named(target) for target in done],
                 "in_force": left,
@@ -64,7 +54,7 @@ def act(request: Request) -> None:
         return
     if not plan:
         print(f"nothing to do: {'paused' if request.verb == 'pause' else 'not paused'} already")
-    elif request.dry_run:
+    elif consent.dry_run:
         print("dry run: nothing was changed")
     else:
         print(f"{request.verb}d {len(done)}: in force with the next heartbeat")

@@ -1,23 +1,18 @@
 """`towpath outbox rebase`: preview, question, action, result."""
 
-import sys
 from dataclasses import asdict
 
-import typer
-
-from towpath.cli.options import actor_name, instant, text
+from towpath.cli.option_groups import Consent
+from towpath.cli.options import instant
 from towpath.cli.output import as_json, cell
 from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
-from towpath.store.audit import AuditStore
 from towpath.store.rebase import POINTS, Outlook, Point, Rebase
 
 
-def act(*, to: str, dry_run: bool, yes: bool, reason: str, actor: str | None, json: bool) -> None:
+def act(to: str, consent: Consent) -> None:
     """Run it from its options to its printed result."""
-    who, why = actor_name(actor), text(reason, "--reason")
-    if not dry_run and not yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see what would be sent")
+    who, why = consent.author("what would be sent")
 
     async def look() -> tuple[Point, Outlook]:
         async with connected() as session:
@@ -31,14 +26,13 @@ def act(*, to: str, dry_run: bool, yes: bool, reason: str, actor: str | None, js
 
     point, outlook = run_async(look())
     audit_id = None
-    if not json:
+    if not consent.json:
         _show(outlook)
-    if not dry_run:
-        if not yes:
-            typer.confirm("begin there?", abort=True, err=True)
+    if not consent.dry_run:
+        consent.ask("begin there?")
         audit_id, outlook = run_async(carry_out(point))
-    if json:
-        as_json({"dry_run": dry_run, "to": str(point), "audit_id": audit_id, **asdict(outlook)})
+    if consent.json:
+        as_json({"dry_run": consent.dry_run, "to": str(point), "audit_id": audit_id, **asdict(outlook)})
     elif audit_id is None:
         print("dry run: nothing was changed")
     else:
@@ -49,7 +43,7 @@ async def _point(session: Session, to: str) -> Point:
     for name in POINTS:
         if to == name:
             return name
-    point = instant(to, "--to", await AuditStore(session.schema).clock(session.connection))
+    point = instant(to, "--to", await session.clock())
     if point is None:
         raise UsageError("--to is needed")
     return point

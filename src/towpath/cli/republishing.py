@@ -1,14 +1,12 @@
 """`towpath outbox republish`: plan, preview, question, execution with progress, result."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import typer
-
-from towpath.cli.options import actor_name, instant, message_id, text, texts
+from towpath.cli.option_groups import Consent
+from towpath.cli.options import instant, message_id, texts
 from towpath.cli.output import as_json, cell, progress, table
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
@@ -29,11 +27,7 @@ class Request:
     where: Sequence[str]
     maximum: int | None
     rate: float | None
-    dry_run: bool
-    yes: bool
-    reason: str
-    actor: str | None
-    json: bool
+    consent: Consent
 
 
 def act(request: Request) -> None:
@@ -42,21 +36,19 @@ def act(request: Request) -> None:
 
 
 async def _act(request: Request) -> None:
-    actor, reason = actor_name(request.actor), text(request.reason, "--reason")
-    if not request.dry_run and not request.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on: add --yes, or --dry-run to see the plan")
+    consent = request.consent
+    actor, reason = consent.author()
     async with connected(is_pinned=True) as session:
         now = await Republishing(session.schema).clock(session.connection)
         plan = await republish.make_plan(
             session.connection, _wanted(request, now), schema=session.schema, limit=request.maximum
         )
-    if not request.json:
+    if not consent.json:
         _preview(plan)
-    if request.dry_run or not plan.count:
+    if consent.dry_run or not plan.count:
         _report(request, plan, None, None)
         return
-    if not request.yes:
-        typer.confirm(f"send {plan.count} again?", abort=True, err=True)
+    consent.ask(f"send {plan.count} again?")
     async with connected(is_pinned=True) as session:
 
         def handled(now: republish.Progress) -> int:
@@ -116,10 +108,10 @@ def _preview(plan: Plan) -> None:
 
 
 def _report(request: Request, plan: Plan, audit_id: int | None, done: republish.Progress | None) -> None:
-    if request.json:
+    if request.consent.json:
         as_json(
             {
-                "dry_run": request.dry_run,
+                "dry_run": request.consent.dry_run,
                 "since": plan.wanted.since,
                 "until": plan.until,
                 "continued_audit_id": plan.audit_id,

@@ -1,7 +1,7 @@
 """`towpath tasks retry` and `towpath tasks rerun`: tasks go back to work by a person's word."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Final, TypeAlias
 from uuid import UUID
@@ -11,21 +11,8 @@ import typer
 from towpath import repairs
 from towpath.bulk import Counts
 from towpath.cli import acting
-from towpath.cli.options import (
-    Actor,
-    Because,
-    DryRun,
-    Groups,
-    Json,
-    Keys,
-    Most,
-    Rate,
-    Types,
-    Yes,
-    instant,
-    message_id,
-    texts,
-)
+from towpath.cli.option_groups import Consent, OptionGroup, Pace, grouped
+from towpath.cli.options import Groups, Keys, Types, instant, message_id, texts
 from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
 from towpath.repairs import RepairPlan, TaskFilter, make_plan
@@ -58,23 +45,47 @@ _ELSEWHERE: Final[Mapping[TaskState, str]] = {
 }
 
 
+Read: TypeAlias = Callable[[datetime], TaskFilter]
+"""What is meant, by the time of the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Which(OptionGroup):
+    """Which tasks are meant, beside ids and groups."""
+
+    type: Types = None
+    key: Keys = None
+    owner: Owners = None
+    reason_code: Reasons = None
+    since: Since = None
+    until: Until = None
+
+    def read(self, ids: Sequence[str] | None, groups: Sequence[str] | None) -> Read:
+        """Checked before anything is asked, but for the times. Raises UsageError."""
+        wanted = TaskFilter(
+            groups=texts(groups, "--group"),
+            types=texts(self.type, "--type"),
+            keys=texts(self.key, "--key"),
+            owners=texts(self.owner, "--owner"),
+            reasons=texts(self.reason_code, "--reason-code"),
+            message_ids=tuple(message_id(value) for value in ids or ()),
+        )
+        return lambda now: replace(
+            wanted,
+            since=instant(self.since, "--since", now),
+            until=instant(self.until, "--until", now),
+        )
+
+
+@grouped
 def retry(
     ids: MessageIds = None,
     group: Groups = None,
-    type: Types = None,  # noqa: A002  the option's name
-    key: Keys = None,
-    owner: Owners = None,
-    reason_code: Reasons = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    which: Which,
     every: All = False,
-    maximum: Most = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    pace: Pace,
+    consent: Consent,
 ) -> None:
     """Start now what waits for a later time; attempts stay as they are. Interrupted, run it again.
 
@@ -82,37 +93,25 @@ def retry(
 
     towpath tasks retry --group billing --reason-code http_503 --reason "warehouse is back"
     """
-    request = acting.Request(
-        action="retry", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, rate=rate,
-    )  # fmt: skip
-    given = _Given(ids, group, type, key, owner, reason_code, since, until)
-    _act(request, "retry", given, every=every, states=RERUNNABLE, repeat_effects=False)
+    request = acting.Request("retry", pace, consent)
+    _act(request, "retry", which.read(ids, group), every=every, states=RERUNNABLE, repeat_effects=False)
 
 
+@grouped
 def rerun(
     group: Annotated[list[str], typer.Option("--group", "-g", help="Consumer group; repeatable.")],
     ids: MessageIds = None,
     state: Annotated[
         list[str] | None, typer.Option("--state", "-s", help="How it ended: succeeded or failed; repeatable.")
     ] = None,
-    type: Types = None,  # noqa: A002  the option's name
-    key: Keys = None,
-    owner: Owners = None,
-    reason_code: Reasons = None,
-    since: Since = None,
-    until: Until = None,
+    *,
+    which: Which,
     repeat_effects: Annotated[
         bool, typer.Option("--repeat-effects", help="Also tasks whose at-most-once effect may have happened.")
     ] = False,
     every: All = False,
-    maximum: Most = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    pace: Pace,
+    consent: Consent,
 ) -> None:
     """Run finished tasks again, on purpose: their effects happen again, under new keys.
 
@@ -127,62 +126,26 @@ def rerun(
             raise UsageError(
                 f"--state is succeeded or failed, not {name.lower()[:40]!r}: no other runs again"
             )
-    request = acting.Request(
-        action="rerun", dry_run=dry_run, yes=yes, reason=reason, actor=actor, json=json,
-        maximum=maximum, rate=rate,
-    )  # fmt: skip
-    given = _Given(ids, group, type, key, owner, reason_code, since, until)
     states = tuple(TaskState(name) for name in names)
-    _act(request, "rerun", given, every=every, states=states, repeat_effects=repeat_effects)
-
-
-class _Given:
-    """The filter options of one command line, checked before anything is asked."""
-
-    def __init__(
-        self,
-        ids: Sequence[str] | None,
-        groups: Sequence[str] | None,
-        types: Sequence[str] | None,
-        keys: Sequence[str] | None,
-        owners: Sequence[str] | None,
-        reasons: Sequence[str] | None,
-        since: str | None,
-        until: str | None,
-    ) -> None:
-        self._since, self._until = since, until
-        self._wanted = TaskFilter(
-            groups=texts(groups, "--group"),
-            types=texts(types, "--type"),
-            keys=texts(keys, "--key"),
-            owners=texts(owners, "--owner"),
-            reasons=texts(reasons, "--reason-code"),
-            message_ids=tuple(message_id(value) for value in ids or ()),
-        )
-
-    def at(self, now: datetime) -> TaskFilter:
-        return replace(
-            self._wanted,
-            since=instant(self._since, "--since", now),
-            until=instant(self._until, "--until", now),
-        )
+    request = acting.Request("rerun", pace, consent)
+    _act(request, "rerun", which.read(ids, group), every=every, states=states, repeat_effects=repeat_effects)
 
 
 def _act(
     request: acting.Request,
     action: Action,
-    given: _Given,
+    wanted_at: Read,
     *,
     every: bool,
     states: Sequence[TaskState],
     repeat_effects: bool,
 ) -> None:
     async def plan(session: Session, now: datetime) -> RepairPlan:
-        wanted = given.at(now)
+        wanted = wanted_at(now)
         if not (wanted.is_narrow or every or (action == "retry" and wanted.groups)):
             raise UsageError("no filter was given: add one, or --all")
         return await make_plan(
-            session.connection, action, wanted, schema=session.schema, limit=request.maximum,
+            session.connection, action, wanted, schema=session.schema, limit=request.pace.maximum,
             states=states, repeat_effects=repeat_effects,
         )  # fmt: skip
 
@@ -191,12 +154,12 @@ def _act(
     ) -> tuple[int, Counts]:
         return await repairs.carry_out(
             session.connection, plan, actor=actor, reason=reason, schema=session.schema,
-            rate=request.rate, on_progress=advance,
+            rate=request.pace.rate, on_progress=advance,
         )  # fmt: skip
 
     async def run() -> None:
         plan_made = await acting.act(request, kind)
-        if not request.json and not plan_made.count:
+        if not request.consent.json and not plan_made.count:
             await _explain(plan_made.criteria, action)
 
     kind = acting.Act(

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import asyncpg
 
 from towpath import settings
 from towpath.settings import Settings
+from towpath.store.audit import AuditStore
 from towpath.store.database import PLANNER_PINS, plain_url, store_errors
 from towpath.store.installed import ensure_installed
 
@@ -25,6 +27,10 @@ class Session:
 
     connection: "asyncpg.Connection[Any]"
     schema: str
+
+    async def clock(self) -> datetime:
+        """The database's time."""
+        return await AuditStore(self.schema).clock(self.connection)
 
 
 def database_of(loaded: Settings) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from towpath.cli.options import Groups, Json, Limit, texts
 from towpath.cli.output import age, as_json, clean
 from towpath.cli.session import connected, run_async
 from towpath.errors import UsageError
-from towpath.store.audit import AuditStore
 from towpath.store.repairs import Repairs
 
 _START: Final = "no member of the group is alive: start one (towpath worker run)"
@@ -76,7 +75,7 @@ def stuck(
 
     async def read() -> tuple[datetime, list[dict[str, Any]]]:
         async with connected() as session:
-            now = await AuditStore(session.schema).clock(session.connection)
+            now = await session.clock()
             rows = await Repairs(session.schema).stuck(
                 session.connection, groups, older_than_seconds=seconds, limit=limit
             )

@@ -9,44 +9,18 @@ from typing import IO, Annotated
 import typer
 
 from towpath.cli.editing import reason_of
-from towpath.cli.options import (
-    Actor,
-    Because,
-    DryRun,
-    Fingerprints,
-    Groups,
-    Ids,
-    Json,
-    Keys,
-    Reasons,
-    Since,
-    Stages,
-    States,
-    Types,
-    Until,
-    actor_name,
-    criteria,
-    dead_letter_states,
-    text,
-)
+from towpath.cli.option_groups import DeadLetters, grouped
+from towpath.cli.options import Actor, Because, DryRun, Json, States, actor_name, dead_letter_states, text
 from towpath.cli.output import as_json
 from towpath.cli.session import connected, run_async
 from towpath.deadletters import transfer
 from towpath.deadletters.transfer import Imported
 from towpath.errors import UsageError
-from towpath.store.audit import AuditStore
 
 
+@grouped
 def export(
-    group: Groups = None,
-    type: Types = None,  # noqa: A002  the option's name
-    reason_code: Reasons = None,
-    fingerprint: Fingerprints = None,
-    stage: Stages = None,
-    key: Keys = None,
-    id: Ids = None,  # noqa: A002  the option's name
-    since: Since = None,
-    until: Until = None,
+    wanted: DeadLetters,
     state: States = None,
 ) -> None:
     """Write dead letters with their bodies as lines of JSON, the oldest first. Changes nothing.
@@ -59,13 +33,9 @@ def export(
 
     async def run() -> None:
         async with connected() as session:
-            wanted = criteria(
-                await AuditStore(session.schema).clock(session.connection),
-                groups=group, types=type, reasons=reason_code, fingerprints=fingerprint, stages=stage,
-                keys=key, ids=id, since=since, until=until,
-            )  # fmt: skip
+            meant = wanted.at(await session.clock())
             async for line in transfer.export(
-                session.connection, wanted, states=states, schema=session.schema
+                session.connection, meant, states=states, schema=session.schema
             ):
                 print(line)
 
