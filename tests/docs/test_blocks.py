@@ -30,8 +30,13 @@ EXCUSED = {
     "docs/reliability.md": 1,
 }
 _LOOKS_LIKE_A_COMMAND = re.compile(r"^(\$ |towpath |python -m |docker |kubectl |make )", re.MULTILINE)
+_FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 OPTIONS = {
     path: {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
+    for path, command in command_tree()
+}
+REQUIRED = {
+    path: [each.opts for each in command.params if each.required and each.opts[0].startswith("-")]
     for path, command in command_tree()
 }
 GROUPS = {path for path, command in command_tree() if hasattr(command, "commands")}
@@ -80,6 +85,19 @@ def test_what_is_not_executed_is_at_least_a_target_of_make(page: str) -> None:
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_named_in_the_text_exists_and_is_complete(page: str) -> None:
+    wrong = [f"{page}: `{span}`: {problem}" for span in spans(page) if (problem := problem_of_span(span))]
+    assert wrong == []
+
+
+def test_an_incomplete_command_in_the_text_would_be_found() -> None:
+    assert problem_of_span("towpath tasks cancel ID") == "towpath tasks cancel needs --group"
+    assert problem_of_span("towpath tasks cancel ID --group …") is None
+    assert problem_of_span("towpath tasks cancel") is None
+    assert problem_of_span("towpath dlq list --all-of-it") == "towpath dlq list has no --all-of-it"
+
+
 def test_a_command_or_an_option_that_does_not_exist_would_be_found() -> None:
     assert problem_of(["towpath", "dlq", "resurrect"]) == "there is no towpath dlq resurrect"
     assert problem_of(["towpath", "dlq", "list", "--all-of-it"]) == "towpath dlq list has no --all-of-it"
@@ -95,12 +113,36 @@ def is_accounted_for(page: str, block: Block) -> bool:
     return block.language in EXECUTED.get(page, ())
 
 
-def problem_of(words: list[str]) -> str | None:
-    """What is wrong with a command line; None if nothing is."""
+def spans(page: str) -> list[str]:
+    """Commands in backticks within the text of a page, but for those with options of `towpath` itself."""
+    text = _FENCED.sub("", (REPOSITORY / page).read_text(encoding="utf-8"))
+    return [" ".join(span.split()) for span in re.findall(r"`(towpath [a-z][^`]*)`", text)]
+
+
+def problem_of_span(span: str) -> str | None:
+    """What is wrong with a command in the text; a bare name is no line to type, so it may lack options."""
+    words = shlex.split(span)
+    path = path_of(words)
+    if path in GROUPS and len(words) <= len(path.split()):
+        return None
+    if (problem := problem_of(words)) or words == path.split():
+        return problem
+    missing = [names[0] for names in REQUIRED[path] if not set(names) & set(words)]
+    return f"{path} needs {missing[0]}" if missing else None
+
+
+def path_of(words: list[str]) -> str:
+    """The command that the words begin with."""
     path = "towpath"
     for word in words[1:3]:
         if f"{path} {word}" in OPTIONS:
             path = f"{path} {word}"
+    return path
+
+
+def problem_of(words: list[str]) -> str | None:
+    """What is wrong with a command line; None if nothing is."""
+    path = path_of(words)
     if path in GROUPS:
         return f"there is no {' '.join(words[:3])}"
     unknown = [word for word in words if word.startswith("-") and word.split("=")[0] not in OPTIONS[path]]
