@@ -28,6 +28,7 @@ from towpath.brokers.kafka.murmur2 import partition_of
 from towpath.cli.root import run
 from towpath.errors import ConfigurationError
 from towpath.relay import Relay
+from towpath.store import migrate
 from towpath.testing.services import PostgresServer
 
 Rebase: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
@@ -326,3 +327,53 @@ async def placed(topic: str, bootstrap: str, count: int) -> dict[bytes, dict[int
             seen += 1
     await consumer.stop()
     return found
+
+
+async def test_a_logical_copy_is_refused_until_a_person_says_where_it_begins(
+    other_cluster: PostgresServer, rebase: Rebase
+) -> None:
+    """R20: its rows have ids of another cluster, and its sequences know nothing of them."""
+    tables = (
+        "select string_agg(format('towpath.%I', tablename), ', ') from pg_tables where schemaname = 'towpath'"
+    )
+    url = await asyncio.to_thread(other_cluster.create_database, "replicated")
+    await asyncio.to_thread(migrate.upgrade, url)
+    copy = await asyncpg.connect(url)
+    await copy.execute(f"truncate {await copy.fetchval(tables)}")
+    with PostgresServer(settings={"wal_level": "logical"}) as origin:
+        original = await asyncio.to_thread(origin.create_database, "original")
+        await asyncio.to_thread(migrate.upgrade, original)
+        db = await asyncpg.connect(original)
+        # Ids far from those of the other cluster, whose first rows would count as seen.
+        await db.execute(
+            "do $$ begin for i in 1..3000 loop perform pg_current_xact_id(); commit; end loop; end $$"
+        )
+        await db.execute("create publication everything for tables in schema towpath")
+        await copy.execute(
+            f"create subscription everything connection 'host=127.0.0.1 port={origin.port} user=postgres "
+            "dbname=original' publication everything"
+        )
+        await until(copy, "select not exists (select from pg_subscription_rel where srsubstate <> 'r')")
+        broker = RecordingBroker()
+        async with relaying(original, broker):
+            for number in range(5):
+                await emit(db, "k", b"sent %d" % number)
+            await eventually(lambda: len(broker.arrivals) == 5)
+        for number in range(5):
+            await emit(db, "k", b"pending %d" % number)
+        await db.close()
+        await until(copy, "select count(*) = 5 from towpath.outbox where payload like 'pending%'")
+        await copy.execute("drop subscription everything")
+    assert "towpath outbox rebase" in await refusal(url)
+    await rebase(url, "--to", "journal", "--yes")
+    await emit(copy, "k", b"since")
+    assert await sent(url, 6) == [*(b"pending %d" % number for number in range(5)), b"since"]
+    await copy.close()
+
+
+async def until(db: "asyncpg.Connection[Any]", is_so: str) -> None:
+    """Wait until a query says so."""
+    deadline = time.monotonic() + 60
+    while not await db.fetchval(is_so):
+        assert time.monotonic() < deadline, is_so
+        await asyncio.sleep(0.05)

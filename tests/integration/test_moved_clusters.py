@@ -158,3 +158,51 @@ async def test_an_upgraded_cluster_is_continued_where_it_was() -> None:
                     await emit(db, str(number), b"after")
                 await eventually(lambda: len(broker.arrivals) >= 30)
     assert broker.payloads == [b"before"] * 10 + [b"between"] * 10 + [b"after"] * 10
+
+
+async def test_a_cluster_recovered_to_a_point_in_time_is_continued_where_it_was() -> None:
+    """R20: what was sent after the point is unsent again, and ids given out again hide nothing."""
+    same_place = dataclasses.replace(FAST, environment="production")
+    with PostgresServer() as lost:
+        url = lost.create_database("recovered")
+        await asyncio.to_thread(migrate.upgrade, url)
+        backup = lost.group.directory / "base"
+        backup.mkdir()
+        shutil.chown(backup, lost.owner.uid if lost.owner else os.geteuid())
+        await asyncio.to_thread(
+            lost.run, "pg_basebackup", "-D", backup, "-X", "stream", "-c", "fast", "-d", lost.url()
+        )
+        broker = RecordingBroker()
+        async with relaying(url, broker, same_place), session(url) as db:
+            await emit_all(db, b"before")
+            await eventually(lambda: len(broker.arrivals) == 10)
+        async with session(url) as db:
+            await emit_all(db, b"pending")
+            await db.execute("select pg_create_restore_point('here')")
+        async with relaying(url, broker, same_place), session(url) as db:
+            await emit_all(db, b"gone")
+            await eventually(lambda: len(broker.arrivals) == 30)
+        lost.stop()
+
+        def recover(server: PostgresServer) -> None:
+            shutil.copytree(backup, server.data_directory, dirs_exist_ok=True)
+            (server.data_directory / "recovery.signal").touch()
+
+        target = {
+            "restore_command": f"cp {lost.data_directory}/pg_wal/%f %p",
+            "recovery_target_name": "here",
+            "recovery_target_action": "promote",
+        }
+        with PostgresServer(fill=recover, settings=target) as server:
+            there, broker = server.url("recovered"), RecordingBroker()
+            async with relaying(there, broker, same_place), session(there) as db:
+                await eventually(lambda: len(broker.arrivals) >= 10)
+                await emit_all(db, b"after")
+                await eventually(lambda: len(broker.arrivals) >= 20)
+    assert broker.payloads == [b"pending"] * 10 + [b"after"] * 10
+
+
+async def emit_all(db: "asyncpg.Connection[Any]", payload: bytes) -> None:
+    """One message of each of ten keys."""
+    for number in range(10):
+        await emit(db, str(number), payload)
