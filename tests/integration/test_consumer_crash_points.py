@@ -36,7 +36,6 @@ SETTINGS: Final = WorkerSettings(
     due_poll_min=timedelta(milliseconds=20),
     due_poll_max=timedelta(milliseconds=200),
     reap_every=timedelta(milliseconds=300),
-    ack_after=timedelta(milliseconds=300),
     drain_timeout=timedelta(seconds=5),
 )
 
@@ -151,7 +150,7 @@ class Trial:
     async def lose_a_process(self) -> None:
         """It dies where it was told to, and its lease lapses."""
         at = self.case.point or CrashPoint.REPLAYED_BATCH  # which no consumer passes
-        victim = self._victims.Process(target=die, args=(self.process, SETTINGS, at.value), daemon=True)
+        victim = self._victims.Process(target=die, args=(self.process, self.settings, at.value), daemon=True)
         await asyncio.to_thread(victim.start)
         try:
             await until(lambda: victim.exitcode is not None, seconds=_PATIENCE_SECONDS)
@@ -172,7 +171,7 @@ class Trial:
         """One member, until nothing is left to do, once the provider answers."""
         crashing = Crashing(self.group, self.ledger)
         stop = asyncio.Event()
-        running = asyncio.create_task(self.process.consumer(crashing.app, SETTINGS).run(stop))
+        running = asyncio.create_task(self.process.consumer(crashing.app, self.settings).run(stop))
         try:
             if is_in_doubt:
                 await self.states(ids, ["UNKNOWN", "PARKED", "SUCCEEDED"], running)
@@ -184,6 +183,12 @@ class Trial:
             stop.set()
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await running
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """Only long work is to be acknowledged early: a slow process must not do it to the others."""
+        soon = timedelta(milliseconds=300)
+        return SETTINGS.model_copy(update={"ack_after": soon}) if self.case.fate == "takes_long" else SETTINGS
 
     @property
     def expected(self) -> list[str]:

@@ -67,7 +67,11 @@ class Membership:
 
     async def _exchange(self) -> None:
         reports, self._progress = self._progress, {}
-        await until_available(lambda: self._store.report_progress(reports))
+        try:
+            await until_available(lambda: self._store.report_progress(reports))
+        except BaseException:
+            self._progress = reports | self._progress  # with the next beat, unless there is a later report
+            raise
         for task_id in await self._store.cancellations():
             self._on_cancel(task_id)
         await self._store.ensure_installed()
