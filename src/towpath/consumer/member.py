@@ -233,6 +233,8 @@ class Member:
             await cancel(intake)
             await self._drain(self._drain_seconds if failed is None else 0.0)
             if failed is not None:
+                if failed.cancelled():  # else it would look as if this worker had been told to stop
+                    raise RuntimeError(f"a loop of the worker was cancelled from within: {failed!r}")
                 failed.result()
             await self._roster.hand_back_rest()
         finally:

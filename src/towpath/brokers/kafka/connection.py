@@ -114,8 +114,26 @@ def abort(client: AIOKafkaClient) -> None:
         connection.close()
 
 
-async def leave_group(consumer: AIOKafkaConsumer) -> None:
-    """Leave a group whose generation is 0; the library takes that for "never joined" and stays silent.
+async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_seconds: float) -> None:
+    """Leave the group and close. Raises KafkaError, OSError or TimeoutError.
+
+    The library cancels tasks of its own and awaits them: one that lets the cancellation through, because
+    its coordinator is dead, would cancel whoever called. So it is called in a task apart.
+    """
+    ending = asyncio.create_task(_leave_and_stop(consumer))
+    try:
+        await asyncio.wait([ending], timeout=timeout_seconds)
+        if not ending.done():
+            raise TimeoutError
+        if ending.cancelled():
+            raise KafkaError("the client cancelled its own stop")
+        ending.result()
+    finally:
+        ending.cancel()
+
+
+async def _leave_and_stop(consumer: AIOKafkaConsumer) -> None:
+    """Leave also a group whose generation is 0; the library takes that for "never joined" and stays silent.
 
     Apache Kafka counts from 1. The embedded broker counts from 0, and would hold the partitions for
     the dead member until its session runs out.
@@ -123,6 +141,7 @@ async def leave_group(consumer: AIOKafkaConsumer) -> None:
     coordinator = consumer._coordinator
     if coordinator is not None and coordinator.generation == 0 and coordinator.member_id:
         await coordinator._send_req(LeaveGroupRequest(coordinator.group_id, coordinator.member_id))
+    await consumer.stop()
 
 
 def reset_consumer(consumer: AIOKafkaConsumer) -> None:

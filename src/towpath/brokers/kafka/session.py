@@ -16,7 +16,7 @@ from aiokafka.structs import OffsetAndMetadata
 from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, partition_name
 from towpath.brokers.kafka.config import KafkaConfig
-from towpath.brokers.kafka.connection import bury_consumer, connection_error, leave_group
+from towpath.brokers.kafka.connection import bury_consumer, connection_error, stop_consumer
 from towpath.brokers.kafka.errors import describe, translate
 from towpath.brokers.kafka.placing import Placing
 from towpath.brokers.kafka.watchdog import Watchdog
@@ -123,6 +123,8 @@ class ConsumerSession:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if task.cancelled():  # by the library: nobody here does it before the end
+                    raise BrokerUnavailable("Kafka: the client cancelled what it was asked for")
                 task.result()
         except _CLIENT_ERRORS as error:
             ours = translate(error)
@@ -248,9 +250,7 @@ class ConsumerSession:
         consumer = self._consumer
         if consumer is not None:
             try:
-                async with asyncio.timeout(timeout_seconds):
-                    await leave_group(consumer)
-                    await consumer.stop()
+                await stop_consumer(consumer, timeout_seconds=timeout_seconds)
             except _CLIENT_ERRORS as error:
                 _log.info("broker.leave_failed", group=self._subscription.group, error=describe(error))
 
