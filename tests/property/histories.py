@@ -126,14 +126,16 @@ class _MortalMember(Member):
 
         self._workers.beat = beat_unless_frozen  # type: ignore[method-assign]
 
+    async def vanish(self) -> None:
+        """Also what its own end would have left running, where that was on its way and was cut off."""
+        await self._roster.cancel_all()
+
     async def _drain(self, patience_seconds: float) -> None:
         if not self.is_dead:
             await super()._drain(patience_seconds)
 
     async def _abandon(self) -> None:
-        if self.is_dead:
-            await self._roster.cancel_all()
-        else:
+        if not self.is_dead:
             await super()._abandon()
 
 
@@ -295,6 +297,7 @@ class _History:
         if died.is_set():
             running.cancel()
             await asyncio.wait({running})
+            await member.vanish()
             await self._lapse(member.id)
             return
         with suppress(StoreUnavailable):
