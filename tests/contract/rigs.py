@@ -173,7 +173,8 @@ async def receive_rest(
     while (batch := await subscriber.receive(1000, timeout_seconds=quiet_seconds)) or missing:
         assert batch or time.monotonic() < deadline, f"{missing} never came"
         received += batch
-        missing -= set(numbers(batch))
+        if missing:  # else they may be no numbers at all
+            missing -= set(numbers(batch))
     return received
 
 
