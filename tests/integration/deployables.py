@@ -43,14 +43,14 @@ class Deployable:
         self.noun = noun
         self._process = process
         self._log = log
-        self._port = port
+        self.port = port
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; status 0 where nothing answers."""
 
         def ask() -> tuple[int, str]:
             try:
-                with _LOCAL.open(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
+                with _LOCAL.open(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
                     return answer.status, answer.read().decode()
             except HTTPError as error:
                 return error.code, error.read().decode()
@@ -99,7 +99,7 @@ class Deployable:
         """The exit code of `towpath relay check` or `towpath worker check`."""
         try:
             await asyncio.to_thread(
-                health.check, self.noun, "127.0.0.1", self._port, is_live=is_live, is_json=False
+                health.check, self.noun, "127.0.0.1", self.port, is_live=is_live, is_json=False
             )
         except Stop as stop:
             return stop.code

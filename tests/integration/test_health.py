@@ -1,8 +1,9 @@
 """What both deployables say of themselves while what they need is taken away: the table on probes."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from tests.fixtures.fix_cli import Ran, Run
+from tests.fixtures.json_documents import check_document
 from tests.integration.deployables import Deployable, Noun, at_port, deployed, until
 from tests.integration.relaying import emit
 from towpath.brokers.factory import broker_from_url
@@ -68,6 +71,15 @@ PATIENT = {
     "TOWPATH_RELAY__PUBLISH_DEADLINE": "10m",
     "TOWPATH_WORKER__DRAIN_TIMEOUT": "10m",
 }
+
+# The minutes a loop may take are seconds in a process that finds this in its path.
+HASTY = """
+from towpath.consumer import census, engine as consumer
+from towpath.relay import engine as relay
+
+consumer._STALL_SECONDS = relay._STALLED_SECONDS = 4.0
+census._EVERY_SECONDS = 0.5
+"""
 
 
 @dataclass
@@ -220,8 +232,10 @@ async def test_readiness_names_what_is_missing_and_liveness_does_not_mind(
         await service.until_ready()
         service.signal(signal.SIGSTOP)
         assert await service.check() == UNREACHABLE
+        assert await service.check(is_live=True) == UNREACHABLE
         service.signal(signal.SIGCONT)
         await service.until_check(OK)
+        await service.until_check(OK, is_live=True)
 
 
 async def _lose_shards(site: Site, relay: Deployable) -> None:
@@ -305,6 +319,53 @@ async def test_a_handler_that_blocks_the_event_loop_is_seen_by_both_probes(
         (site.directory / "go").touch()
         await service.until_ready()
         await service.until_check(OK, is_live=True)
+
+
+@pytest.mark.parametrize(("noun", "loop"), [("relay", "publishing"), ("worker", "due")])
+async def test_a_process_whose_loop_stopped_fails_its_liveness_until_it_comes_round(
+    site: Site, noun: Noun, loop: str, towpath: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: a publish, or a look for due tasks, that does not end for longer than a loop may take."""
+    (site.directory / "sitecustomize.py").write_text(HASTY)
+    environment = {**PATIENT, "TOWPATH_WORKER__LEASE": "1h", "TOWPATH_WORKER__REAP_EVERY": "1s"}
+    async with site.deployed(noun, **environment, PYTHONPATH=str(site.directory)) as service:
+        monkeypatch.setenv(f"TOWPATH_{noun.upper()}__HEALTH_PORT", str(service.port))
+        command = (noun, "check", "--live", "--json")
+        ran = Ran(OK, "", "")
+
+        async def ends_with(code: int) -> bool:
+            nonlocal ran
+            ran = await asyncio.to_thread(towpath, *command)
+            return ran.code == code
+
+        await service.until_ready()
+        async with _stopped(site, noun):
+            await until("the loop is named", lambda: _is_stuck(service, loop))
+            await until("the check says no", lambda: ends_with(SAYS_NO))
+            check_document(command, ran.out)
+        await until("the check says yes", lambda: ends_with(OK))
+        check_document(command, ran.out)
+        await service.until_ready()
+
+
+@asynccontextmanager
+async def _stopped(site: Site, noun: Noun) -> AsyncIterator[None]:
+    """The broker does not answer a publish, or a lock is in the way of every look at tasks."""
+    if noun == "worker":
+        async with site.db.transaction():
+            await site.db.execute("lock table towpath.task")
+            yield
+        return
+    await site.ring()
+    await until("a publish", lambda: site.have_arrived(1))  # what has to be asked before is asked
+    await site.broker.hang(Direction.REPLIES)
+    await site.ring()
+    yield
+    await site.broker.restore()
+
+
+async def _is_stuck(service: Deployable, loop: str) -> bool:
+    return loop in (await service.facts("/livez")).get("stuck_loops", [])
 
 
 def test_liveness_names_the_loop_that_is_stuck() -> None:
