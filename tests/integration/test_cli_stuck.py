@@ -134,3 +134,45 @@ async def test_a_replayed_task_that_is_due_behind_another_of_its_key_names_it(
     assert (found["state"], found["why"]) == ("WAITING", "overdue_behind")
     assert (found["behind"], found["behind_state"]) == (str(runs), "RUNNING")
     assert found["todo"].endswith(f"towpath tasks cancel {runs} --group depot")
+
+
+async def test_what_a_pause_of_its_group_or_type_holds_says_how_to_end_it(
+    migrated_url: str, towpath: Run
+) -> None:
+    """O1, C10: due rows and messages at the broker; what is told is what ends it."""
+    async with bench(depot(), migrated_url) as engine:
+        due = await engine.submit_due(Posted("a"))
+        published = await submitted(engine.db, Weigh("b"))
+        await journal(engine.db)
+
+        async def after(command: str) -> tuple[Any, Any]:
+            ran = await asyncio.to_thread(towpath, *command.split()[1:], "--yes")
+            assert ran.code == 0, ran.err
+            found = await stuck(towpath)
+            return found[due], found[published]
+
+        posted, weigh = await after("towpath worker pause --group depot --type parcel.posted")
+        assert (posted["why"], weigh["why"]) == ("type_paused", "message_lost")
+        posted, weigh = await after(posted["todo"])
+        assert (posted["why"], weigh["why"]) == ("overdue", "message_lost")
+        await after("towpath worker pause --group depot --type parcel.posted")
+        posted, weigh = await after("towpath worker pause --group depot")
+        assert (posted["why"], weigh["why"]) == ("group_paused", "group_paused")
+        posted, weigh = await after(weigh["todo"])
+        assert (posted["why"], weigh["why"]) == ("overdue", "message_lost")
+
+
+async def test_a_message_that_a_paused_destination_holds_is_not_behind_a_refused_one(
+    db: "asyncpg.Connection[Any]", migrated_url: str, towpath: Run
+) -> None:
+    """O1, R8"""
+    pause = ("outbox", "pause", "--destination", "tasks.depot", "--yes")
+    assert (await asyncio.to_thread(towpath, *pause)).code == 0
+    held = await submitted(db, Weigh("a"))
+    async with relaying(migrated_url, RecordingBroker()):
+        await until(db, PARKED, 1)
+
+        found = await stuck(towpath)
+
+    assert {id_: row["why"] for id_, row in found.items()} == {held: "message_paused"}
+    assert "towpath outbox status" in found[held]["todo"]

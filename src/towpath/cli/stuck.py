@@ -30,6 +30,10 @@ _WHY: Final[Mapping[str, tuple[str, str]]] = {
         "its message waits behind one that the broker refused",
         "towpath dlq list --stage publish",
     ),
+    "message_paused": (
+        "publishing to its destination is paused, or was",
+        "towpath outbox status: resume it, or wait for its turn",
+    ),
     "message_lost": (
         "its message was published and did not come",
         "a member starts it from its row after a while",
@@ -43,6 +47,8 @@ _WHY: Final[Mapping[str, tuple[str, str]]] = {
         "it is due behind {behind}, which runs",
         "wait for that one, or towpath tasks cancel {behind} --group {group}",
     ),
+    "group_paused": ("its group is paused", "towpath worker resume --group {group}"),
+    "type_paused": ("its type is paused", "towpath worker resume --group {group} --type {type}"),
     "in_doubt": ("its effect may have happened", "ask the provider, then towpath tasks resolve {id}"),
     "parked": (
         "it and {more} others wait behind {behind}, which is {behind_state}",
@@ -62,8 +68,8 @@ def stuck(
 ) -> None:
     """Say what has not moved, why, and what to do, one line each, the longest first.
 
-    Under dead workers, running without progress, submitted and not started, waiting past its time, in
-    doubt, or parked behind another of its key (one line for each key).
+    Under dead workers, running without progress, submitted and not started, waiting past its time, held by
+    a pause, in doubt, or parked behind another of its key (one line for each key).
 
     towpath tasks stuck --group billing --older-than 10m
     """
@@ -103,6 +109,7 @@ def explained(row: Mapping[str, Any]) -> tuple[str, str]:
     known = {
         "id": f"{row['id']} --group {row['consumer_group']}",
         "group": row["consumer_group"],
+        "type": row["type"],
         "behind": row["behind"],
         "behind_state": row["behind_state"] or "gone: a member lets the next one go",
         "more": "no" if row["count"] == 1 else (row["count"] or 1) - 1,

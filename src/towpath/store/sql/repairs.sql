@@ -101,14 +101,15 @@ returning t.id, t.state, t.version, t.attempt, t.run_no, t.due_at, t.trace
 
 -- name: stuck
 -- What has not moved for $2 seconds in groups $1 (null: any), at most $3 of each kind, and why: the longest first. Parked
--- messages are one line for each lane. Takes no locks. Indexes: the partial ones of each state, primary keys.
+-- messages are one line for each lane. What a pause holds says so. Takes no locks. Indexes: the partial ones of each
+-- state, primary keys, pause_open.
 with old as materialized (
   select towpath.clock() as now, towpath.clock() - make_interval(secs => $2) as since
 ), alive as materialized (
   select distinct w.consumer_group as name from towpath.worker w, old where w.lease_until > old.now
 )
-select s.consumer_group, s.id, s.type, s.key, s.state, s.since, s.why, s.behind, s.behind_state, s.count,
-       s.consumer_group in (select name from alive) as has_members
+select s.consumer_group, s.id, s.type, s.key, s.state, s.since, coalesce(p.why, s.why) as why, s.behind,
+       s.behind_state, s.count, s.consumer_group in (select name from alive) as has_members
   from old, lateral (
   (select t.consumer_group, t.id, t.type, t.key, t.state, coalesce(w.lease_until, t.updated_at) as since,
           case when t.effect_state is not null then 'lost_in_effect' when t.held_by = 'broker' then 'lost_to_redeliver'
@@ -126,11 +127,13 @@ select s.consumer_group, s.id, s.type, s.key, s.state, s.since, s.why, s.behind,
     order by t.updated_at limit $3)
   union all
   (select t.consumer_group, t.id, t.type, t.key, t.state, t.updated_at,
-          case when exists (select from towpath.parked_message m where m.message_id = t.id) then 'message_parked'
+          case when m.policy is not null then case m.policy when 'pause' then 'message_paused' else 'message_parked' end
                when pg_visible_in_snapshot(t.xid, p.snapshot_from)
                  or (p.last_id is null and pg_visible_in_snapshot(t.xid, p.snapshot_to)) then 'message_lost'
                else 'message_unpublished' end, null, null, null
      from towpath.task t left join towpath.shard_progress p on p.shard = t.shard
+     left join lateral (select g.policy from towpath.parked_message m join towpath.publish_gate g on g.id = m.gate
+                         where m.message_id = t.id limit 1) m on true
     where t.state = 'ACCEPTED' and t.kind = 'task' and ($1::text[] is null or t.consumer_group = any($1))
       and t.updated_at < old.since
     order by t.updated_at limit $3)
@@ -158,4 +161,9 @@ select s.consumer_group, s.id, s.type, s.key, s.state, s.since, s.why, s.behind,
           order by t.position limit 1000) c limit 1) f
     where ($1::text[] is null or g.consumer_group = any($1)) and g.created_at < old.since
     order by g.created_at limit $3)
-  ) s order by s.since limit $3
+  ) s left join lateral (
+    select case p.type when '' then 'group_paused' else 'type_paused' end as why from towpath.pause p
+     where p.kind = 'start' and p.name = s.consumer_group and p.type in ('', s.type) and p.resumed_at is null
+       and s.why in ('message_lost', 'overdue')
+     order by p.type limit 1) p on true
+ order by s.since limit $3
