@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import parser
 from docs.generated import commands as command_tree
 from tests.docs.pages import REPOSITORY, Block, blocks, commands, pages
-from tests.docs.test_operations import OF_STAGED_STATES
+from tests.docs.test_operations import OF_A_LOST_DATABASE, OF_STAGED_STATES
 from tests.docs.test_operations import PAGES as PAGES_OF_COMMANDS
 
 PAGES = ["README.md", *pages()]
@@ -22,6 +22,7 @@ EXECUTED = {
     "docs/quickstart.md": {"python", "sh"},  # test_quickstart.py
     **{page: {"console"} for page in PAGES_OF_COMMANDS},  # test_operations.py
     **{page: {"console"} for page in OF_STAGED_STATES},  # test_staged_pages.py
+    OF_A_LOST_DATABASE: {"console", "sh"},  # test_backup_page.py
     "docs/settings.md": {"console", "toml"},  # the latter in tests/unit/test_settings.py
 }
 EXCUSED = {

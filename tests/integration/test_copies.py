@@ -46,6 +46,13 @@ async def refusal(url: str) -> str:
     with pytest.raises(BaseExceptionGroup) as raised:
         async with asyncio.timeout(30):
             await Relay(url, RecordingBroker(), FAST).run(asyncio.Event())
+    db = await asyncpg.connect(url)  # a beat that was cut short may have taken shards at the last moment
+    await until(
+        db,
+        "select not exists (select from towpath.shard_lease "
+        "where relay is not null and lease_until > towpath.clock())",
+    )
+    await db.close()
     found = raised.value.split(ConfigurationError)[0]
     assert found is not None
     return str(found.exceptions[0])

@@ -41,6 +41,16 @@ def entry(base: Snapshot, upto: Snapshot, epochs: dict[int, int], last_id: int |
     return JournalEntry(base, upto, epochs, dict.fromkeys(epochs, last_id))
 
 
+async def test_a_relay_that_leaves_gives_back_what_it_does_not_know_it_took(db: Any) -> None:
+    """A beat may be cut short between its commit and its answer."""
+    for relay, count in ((A, 3), (B, 2)):
+        await LEASES.beat(db, relay, "host", 30)
+        await take(db, relay, count=count)
+    await LEASES.leave(db, A)
+    assert len(await take(db, A)) == 14
+    assert await db.fetchval("select array_agg(id) from towpath.relay") == [B]
+
+
 async def test_a_shard_has_one_owner_and_each_owner_another_epoch(db: Any) -> None:
     """R5"""
     first = await take(db, A)

@@ -63,6 +63,9 @@ class LeasedSchema(Schema):
 
     def leave_relay(self, x: Transaction, relay: UUID) -> list[Record]:
         self.xid(x)
+        for shard, lease in sorted(self.leases.items()):
+            if lease.relay == relay:
+                self._write_lease(x, shard, replace(lease, relay=None))
         x.put(self.relays, relay, GONE)
         return []
 

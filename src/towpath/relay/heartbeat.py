@@ -130,12 +130,10 @@ class Heartbeat:
 
     async def leave(self) -> None:
         """Release every shard and stop counting among the living. Raises StoreUnavailable."""
-        epochs = {shard.number: shard.epoch for shard in self._shards}
-        for number in epochs:
-            self._shards.remove(number)
+        for shard in self._shards:
+            self._shards.remove(shard.number)
         with link_errors():
             connection = await self._link.connection()
-            await self._leases.release(connection, self._relay, epochs)
             await self._leases.leave(connection, self._relay)
 
     def close(self) -> None:

@@ -83,5 +83,5 @@ class Leases:
         await connection.fetch(self._sql["release_leases"], relay, list(epochs), list(epochs.values()))
 
     async def leave(self, connection: asyncpg.Connection[Any], relay: UUID) -> None:
-        """Stop counting among the living."""
+        """Stop counting among the living, and give back all that is held."""
         await connection.execute(self._sql["leave_relay"], relay)

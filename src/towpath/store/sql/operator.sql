@@ -226,7 +226,8 @@ select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, 
 -- name: outbox_backlog
 -- Per shard: owner, progress, what is not published yet and what is parked behind refused messages or because its
 -- destination is paused, each counted up to $1 rows. Takes no locks; indexes: outbox_window, those of publish_gate.
-select l.shard, l.relay, l.epoch, l.lease_until > towpath.clock() as is_owned, r.host as relay_host,
+select l.shard, l.relay, l.epoch, l.relay is not null and l.lease_until > towpath.clock() as is_owned,
+       r.host as relay_host,
        extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
        (select extract(epoch from towpath.clock() - c.proved_at)::float8 from towpath.canary c where c.shard = l.shard)
          as canary_age_seconds,

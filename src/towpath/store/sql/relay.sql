@@ -199,4 +199,10 @@ where shard = any(array(
 returning shard
 
 -- name: leave_relay
+-- Forget relay $1, and give back all that it holds, also what it took in a beat that was cut short. Locks in shard order.
+with released as (
+  update towpath.shard_lease set relay = null
+  where shard = any(array(select l.shard from towpath.shard_lease l where l.relay = $1 order by l.shard for update))
+    and relay = $1
+)
 delete from towpath.relay where id = $1
