@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.fix_cli import Run
+from tests.fixtures.json_documents import check_document
 
 GATE = """insert into towpath.key_gate (consumer_group, source, lane, head)
           values ('billing', 'tasks.billing', 'o1', $1)"""
@@ -60,20 +61,10 @@ async def test_a_task_in_doubt_becomes_what_the_operator_says(
 ) -> None:
     """C9: an operator decides, the key goes on, and it is recorded who said so."""
     head, follower = await in_doubt(db)
-    ran = await asyncio.to_thread(
-        towpath,
-        "tasks",
-        "resolve",
-        str(head),
-        "--group",
-        "billing",
-        "--as",
-        outcome,
-        "--reason",
-        "asked",
-        "--json",
-    )
+    command = f"tasks resolve {head} --group billing --as {outcome} --reason asked --json".split()
+    ran = await asyncio.to_thread(towpath, *command)
     assert 0 == ran.code, ran.err
+    check_document(command, ran.out)
     assert outcome == json.loads(ran.out)["outcome"]
     assert [state, followers] == await states(db, head, follower)
     audit = await db.fetchrow("select action, reason, actor from towpath.audit")

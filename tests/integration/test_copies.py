@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 
 from tests.fixtures.fix_cli import Run
+from tests.fixtures.json_documents import check_document
 from tests.integration.relaying import (
     FAST,
     RecordingBroker,
@@ -288,8 +289,12 @@ async def test_partitions_added_under_a_running_relay_leave_the_order_of_keys_al
         assert (refused.code, "stop the relays" in refused.err) == (2, True)
     warned = await asyncio.to_thread(towpath, "broker", "check", "--address", topic)
     assert f"{topic} has 5 partitions, keys are placed by 3" in warned.out
-    ran = await asyncio.to_thread(towpath, "broker", "rollover", topic, "--reason", "grown")
-    assert ran.out == f"{topic}: keys are placed by 5 partitions, 3 before\n"
+    command = ("broker", "rollover", topic, "--reason", "grown", "--json")
+    ran = await asyncio.to_thread(towpath, *command)
+    assert json.loads(ran.out) == {"address": topic, "before": 3, "partitions": 5}
+    check_document(command, ran.out)
+    again = await asyncio.to_thread(towpath, "broker", "rollover", topic, "--reason", "grown")
+    assert again.out == f"{topic}: keys are placed by 5 partitions, 5 before\n"
     async with relaying(migrated_url, broker, options):
         await emitted(3)
     await admin.close()

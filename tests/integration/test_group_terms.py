@@ -14,6 +14,7 @@ from uuid_utils.compat import uuid7
 
 from consumers.groups.orders.app import app as orders
 from tests.fixtures.fix_cli import Run
+from tests.fixtures.json_documents import check_document
 from tests.integration.engine import Engine, Note, Posted, bench, depot, until
 from tests.integration.relaying import FAST, RecordingBroker
 from tests.integration.wired import new_name
@@ -228,9 +229,9 @@ async def test_other_queues_are_refused_until_they_are_changed_while_nothing_run
     assert (await queues.cli(3, "rollover")).err.count("messages wait in the queue orders.") == 1
     assert [len(slots) for slots in (await queues.take()).values()] == [32, 32]
 
-    assert (
-        await queues.cli(3, "rollover", "--reason", "more members")
-    ).out == "orders: 3 queues per address, 2 before\n"
+    told = (await queues.cli(3, "rollover", "--reason", "more members", "--json")).out
+    assert json.loads(told) == {"group": "orders", "before": 2, "queues": 3}
+    check_document(["broker", "rollover", "--json"], told)
 
     await queues.publish(*range(ROUTING_SLOTS))
     spread = await queues.take()

@@ -14,6 +14,7 @@ from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.fixtures.fix_cli import Run
+from tests.fixtures.json_documents import check_document
 from tests.integration.engine import Posted, until
 from tests.integration.wired import KAFKA, Wired, new_name, wired
 from towpath.app import App
@@ -42,7 +43,9 @@ def cli(towpath: Run, clean_environment: pytest.MonkeyPatch, kafka_bootstrap: st
     clean_environment.setenv("TOWPATH_BROKER_URL", f"kafka://{kafka_bootstrap}")
 
     async def command(*arguments: str) -> Any:
-        ran = await asyncio.to_thread(towpath, "worker", "offsets", *arguments, "--json")
+        command = ("worker", "offsets", *arguments, "--json")
+        ran = await asyncio.to_thread(towpath, *command)
+        check_document(command, ran.out)
         return json.loads(ran.out) if ran.code == 0 else (ran.code, ran.err)
 
     return command

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.json_documents import check_document
 from towpath.cli.root import run
 from towpath.telemetry.files import LineWriter
 
@@ -37,8 +38,11 @@ def test_the_variable_of_the_exporter_is_the_default(
 ) -> None:
     """O1"""
     monkeypatch.setenv("TOWPATH_TELEMETRY__TRACES_FILE", str(spans_file.parent))
-    assert run(["trace", "show", TRACE, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    command = ["trace", "show", TRACE, "--json"]
+    assert run(command) == 0
+    printed = capsys.readouterr().out
+    check_document(command, printed)
+    shown = json.loads(printed)
     assert [(span["step"], span["depth"], span["service"]) for span in shown] == [
         ("checkout", 0, "shop"),
         ("emit", 1, "shop"),
