@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
 
-from tests.fixtures.fix_cli import Ran, Run
+from tests.fixtures.fix_cli import Ran, Run, towpath_on_terminal
 from tests.fixtures.graveyard import bury, everything, tasks
 from towpath.deadletters.editing import open_for_edit, revise
 from towpath.errors import UsageError
@@ -256,3 +257,42 @@ async def test_two_corrections_at_once_are_not_mixed(db: Db, desk: Path) -> None
     assert await revise(db, seen, payload=b"1", **said) == 1
     with pytest.raises(UsageError, match="corrected meanwhile"):
         await revise(db, seen, payload=b"2", **said)
+
+
+EDITORS = {
+    "corrects": "import sys; open(sys.argv[1], 'wb').write(open('good.json', 'rb').read())",
+    "spoils": "import sys; open(sys.argv[1], 'wb').write(open('bad.json', 'rb').read())",
+    "leaves": "import sys; assert sys.stdin.isatty() and sys.stdout.isatty(); open(sys.argv[1]).read()",
+    "fails": "raise SystemExit(1)",
+    "deletes": "import os, sys; os.remove(sys.argv[1])",
+}
+
+
+@pytest.mark.parametrize(
+    ("editor", "code", "says"),
+    [
+        ("corrects", 0, "dead letter 1 has revision 1"),
+        ("spoils", 1, "what you wrote is in "),
+        ("leaves", 0, "nothing changed"),
+        ("fails", 1, "the editor failed: nothing was changed"),
+        ("deletes", 1, "the editor left no file: nothing was changed"),
+    ],
+)
+async def test_a_body_is_corrected_in_the_editor_on_a_terminal(
+    db: Db, migrated_url: str, desk: Path, editor: str, code: int, says: str
+) -> None:
+    """As a person does it; what failed changes nothing, and what was typed is not lost."""
+    await bury(db, ["o-1"], has_body=True)
+    (desk / "editor.py").write_text(EDITORS[editor])
+
+    command = ("dlq", "edit", "1", "--app", "correcting_shop:app", "--reason", "amount was text")
+    environment = {
+        "EDITOR": f"{sys.executable} editor.py", "VISUAL": "", "PYTHONPATH": ".", "TMPDIR": str(desk)
+    }  # fmt: skip
+
+    ran = await asyncio.to_thread(towpath_on_terminal, migrated_url, *command, environment=environment)
+
+    assert (ran.code, says in ran.out) == (code, True), ran.out
+    revisions = await db.fetch("select payload from towpath.dead_letter_revision")
+    assert [row["payload"] for row in revisions] == ([GOOD] if editor == "corrects" else [])
+    assert [path.read_bytes() for path in desk.glob("towpath-*")] == ([BAD] if editor == "spoils" else [])

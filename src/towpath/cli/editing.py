@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory, mkstemp
 from typing import Annotated, Any
 
 import typer
@@ -60,15 +60,20 @@ def edit(
 
     letter = run_async(read())
     headers = corrected_headers(letter, changed, drop_header or ())
-    body = letter.payload
+    body, is_typed = letter.payload, False
     if payload is not None:
         body = sys.stdin.buffer.read() if str(payload) == "-" else _read_file(payload)
-    elif not changed and not drop_header:
-        body = _in_editor(letter)
+    elif is_typed := not changed and not drop_header:
+        body = _in_editor(letter, app, is_forced=force)
     if body == letter.payload and headers == letter.headers:
         _report(letter, None, is_validated=False, is_json=json)
         return
-    is_validated = body == letter.payload or _check(letter, body or b"", app, is_forced=force)
+    try:
+        is_validated = body == letter.payload or _check(letter, body or b"", app, is_forced=force)
+    except (Stop, PayloadTooLarge) as error:
+        if is_typed:
+            print(f"what you wrote is in {_keep(body or b'')}: --payload takes it", file=sys.stderr)
+        raise error from None
 
     async def record() -> int:
         async with connected() as session:
@@ -123,29 +128,47 @@ def reason_of(error: OSError | ValueError) -> str:
     return error.strerror or "" if isinstance(error, OSError) else "that is no name of a file"
 
 
-def _in_editor(letter: Editable) -> bytes | None:
+def _in_editor(letter: Editable, app: str | None, *, is_forced: bool) -> bytes | None:
     """The body as a person leaves it; unchanged where the editor is left without saving."""
     if not sys.stdin.isatty():
         raise UsageError("there is no terminal to edit on: give --payload FILE, or --header name=value")
+    _ensure_checkable(app, is_forced=is_forced)  # before somebody writes what nobody takes
     try:
         shown = (letter.payload or b"").decode()
     except UnicodeDecodeError as error:
         raise UsageError("the body is not text: give --payload FILE") from error
     suffix = ".json" if is_json(letter.content_type) else ".txt"
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    with NamedTemporaryFile("w", suffix=suffix, encoding="utf-8", newline="") as file:
-        file.write(shown)
-        file.flush()
+    with TemporaryDirectory(prefix="towpath-") as directory:
+        file = Path(directory, f"body{suffix}")
+        file.write_bytes(shown.encode())
         try:
-            left = subprocess.run([*editor, file.name], check=False).returncode
+            left = subprocess.run([*editor, str(file)], check=False).returncode
         except OSError as error:
             raise UsageError(
                 f"the editor {editor[0]!r} cannot be run: set EDITOR, or give --payload"
             ) from error
         if left:
             raise Stop(FAILED, "the editor failed: nothing was changed")
-        written = Path(file.name).read_bytes()
+        if not file.is_file():
+            raise Stop(FAILED, "the editor left no file: nothing was changed")
+        written = file.read_bytes()
     return written if shown.endswith("\n") else written.removesuffix(b"\n")  # editors end the last line
+
+
+def _keep(body: bytes) -> str:
+    """A file of its own for what a person typed and nothing took."""
+    descriptor, name = mkstemp(prefix="towpath-", suffix=".txt")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(body)
+    return name
+
+
+def _ensure_checkable(app: str | None, *, is_forced: bool) -> None:
+    if app is None and not is_forced:
+        raise UsageError(
+            "give --app module:app, whose type validates the body, or --force to take it as it is"
+        )
 
 
 def _check(letter: Editable, body: bytes, app: str | None, *, is_forced: bool) -> bool:
@@ -153,12 +176,9 @@ def _check(letter: Editable, body: bytes, app: str | None, *, is_forced: bool) -
     limit = settings.load().max_payload_bytes
     if len(body) > limit:
         raise PayloadTooLarge(letter.type or "", len(body), limit)
-    if is_forced:
+    _ensure_checkable(app, is_forced=is_forced)
+    if is_forced or app is None:
         return False
-    if app is None:
-        raise UsageError(
-            "give --app module:app, whose type validates the body, or --force to take it as it is"
-        )
     from towpath.consumer.service import load_app  # noqa: PLC0415  the engine is heavy
 
     try:
