@@ -19,7 +19,7 @@ def test_it_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_call_exits_with_2_and_names_the_choices(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """O2, X1"""
+    """O2"""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
