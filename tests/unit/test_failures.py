@@ -251,7 +251,8 @@ class TestSqlstate:
         invalidated = sqlalchemy_exc.DBAPIError("x", {}, Exception("gone"), connection_invalidated=True)
         closed = asyncpg.InterfaceError("cannot perform operation: connection is closed")
         starved = sqlalchemy_exc.TimeoutError("QueuePool limit reached")
-        for error in (invalidated, closed, starved):
+        confused = asyncpg.InternalClientError("cannot switch to state 15; another operation is in progress")
+        for error in (invalidated, closed, confused, starved):
             assert DEFAULT.classify(error).scope == "infrastructure"
 
 

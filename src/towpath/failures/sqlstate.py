@@ -61,6 +61,9 @@ def _without_sqlstate(error: BaseException) -> Verdict | None:
         package = cls.__module__.partition(".")[0]
         if package == "asyncpg" and cls.__name__ == "InterfaceError" and "clos" in str(error):
             return Verdict("retry", "database_connection_lost", "infrastructure")
+        if package == "asyncpg" and cls.__name__ == "InternalClientError":
+            # Its own state machine, confused by a connection that broke at a bad moment.
+            return Verdict("retry", "database_connection_lost", "infrastructure")
         if package == "psycopg" and cls.__name__ == "OperationalError":
             return Verdict("retry", "database_connection_lost", "infrastructure")
         if package == "sqlalchemy" and cls.__name__ == "TimeoutError":

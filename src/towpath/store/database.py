@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from towpath.errors import MissingExtra, StoreUnavailable
@@ -112,6 +113,7 @@ class Database:
         self._pool: asyncpg.Pool[Any] | None = None
         self._lease_seconds = lease_seconds
         self._engine: AsyncEngine | None = None
+        self._has_learned = False
         self._sync_engine: Engine | None = None
         self._sync_lock = threading.Lock()
 
@@ -129,9 +131,24 @@ class Database:
                     reset=_nothing_to_reset,
                 )
 
+    async def learn_server(self) -> None:
+        """Before the first handler's session: what SQLAlchemy asks a server once, and never again.
+
+        Raises StoreUnavailable where the session ends meanwhile: a statement after that would say "This
+        Connection is closed", as to a handler that uses a session of its own wrongly.
+        """
+        if self._has_learned:
+            return
+        try:
+            async with self.engine.connect():
+                self._has_learned = True
+        except ResourceClosedError as error:
+            raise StoreUnavailable(f"the database is unavailable: {error}") from error
+
     async def aclose(self) -> None:
         """Close pool and engine; bounded; idempotent."""
         pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
+        self._has_learned = False
         sync_engine, self._sync_engine = self._sync_engine, None
         if sync_engine is not None:
             sync_engine.dispose()

@@ -57,6 +57,7 @@ async def settle_and_commit(
 @asynccontextmanager
 async def handler_session(database: Database) -> AsyncIterator[HandlerSession]:
     """A fresh session in a transaction; closing it rolls back what was not committed."""
+    await database.learn_server()
     session = HandlerSession(database.engine, expire_on_commit=False)
     session.begin_for_handler()
     try:
