@@ -20,6 +20,7 @@ from towpath.testing.services.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ("outbox_relay", "consumers")
+IGNORED = shutil.ignore_patterns("__pycache__")  # by .dockerignore too
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,15 @@ def read(name: str) -> Image:
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library as the build stage installs it, from a copy of the build context."""
+    assert "**/__pycache__" in (ROOT / ".dockerignore").read_text().splitlines()
     context = tmp_path_factory.mktemp("context")
     for name in (ROOT / ".dockerignore").read_text().splitlines():
         if name.startswith("!") and name[1:] not in IMAGES:
             source = ROOT / name[1:]
-            copy = shutil.copytree if source.is_dir() else shutil.copy2
-            copy(source, context / name[1:])
+            if source.is_dir():
+                shutil.copytree(source, context / name[1:], ignore=IGNORED)
+            else:
+                shutil.copy2(source, context / name[1:])
     target = tmp_path_factory.mktemp("opt") / "towpath"
     done = subprocess.run(
         ["requirements/install.sh", target], cwd=context, capture_output=True, text=True, check=False
@@ -70,7 +74,7 @@ class Container:
 
     def __init__(self, image: Image, prefix: Path, directory: Path, environment: Mapping[str, str]) -> None:
         for name in image.copied:
-            shutil.copytree(ROOT / name, directory / name)
+            shutil.copytree(ROOT / name, directory / name, ignore=IGNORED)
         self._directory = directory
         self._environment = {
             **image.environment,
