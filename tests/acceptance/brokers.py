@@ -117,6 +117,10 @@ class KafkaWire:
         finally:
             await consumer.stop()
 
+    def forget(self, address: str) -> None:
+        """The topic was deleted: one that is made again is read from its beginning."""
+        self._read = {partition: at for partition, at in self._read.items() if partition.topic != address}
+
     async def _partitions(self, consumer: AIOKafkaConsumer, address: str) -> set[int]:
         await consumer._client.add_topic(address)
         async with asyncio.timeout(60):  # a new topic is not known at once

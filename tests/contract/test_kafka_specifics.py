@@ -1,12 +1,14 @@
 """What only Kafka does: partitions, batches, idempotence, offsets, rebalances."""
 
 import asyncio
+import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.partitioner import DefaultPartitioner
@@ -25,7 +27,7 @@ from towpath.brokers.factory import broker_from_url
 from towpath.brokers.kafka import watchdog as watchdog_module
 from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
-from towpath.brokers.ports import OutboundMessage, PublishResult, Subscriber, Subscription
+from towpath.brokers.ports import Bookmark, OutboundMessage, PublishResult, Subscriber, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError
 from towpath.testing.proxy import TcpProxy
 from towpath.testing.services import EmbeddedKafka, KafkaServer
@@ -184,6 +186,48 @@ async def test_a_topic_made_again_is_read_from_its_new_beginning(
     assert numbers(after) == [10, 11, 12]
     assert not any(subscriber.is_current(delivery) for delivery in before)
     assert not {each.coordinates for each in before} & {each.coordinates for each in after}
+
+
+async def _make_anew(bootstrap: str, topic: str, values: Sequence[int]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic])
+        while (await admin.create_topics([NewTopic(topic, 1, 1)])).topic_errors[0][1]:  # noqa: ASYNC110 - it is going
+            await asyncio.sleep(0.05)
+    finally:
+        await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
+        for value in values:
+            await producer.send_and_wait(topic, str(value).encode(), partition=0)
+
+
+async def test_a_topic_made_anew_before_a_member_notices_is_not_read_on_in_its_middle(
+    kafka_rig: Rig, kafka_admin: AIOKafkaAdminClient, kafka_server: KafkaServer
+) -> None:
+    """C24, C25: the new topic reaches past the member's place, which it commits there, too."""
+    topic = await _topic(kafka_admin)
+    name = f"{topic}:0"
+    subscriber = kafka_rig.broker.subscriber(Subscription(kafka_rig.group, (topic,), 100, 1 << 20))
+    kafka_rig.opened.append(subscriber)
+    await kafka_rig.publish_all([kafka_rig.message(number, address=topic) for number in range(6)])
+    listener = Listener()
+    await subscriber.start(listener)
+    *settled, running = await receive(subscriber, 6)
+    subscriber.acknowledge(settled)
+    await eventually(lambda: subscriber.marks[name].position == 5)
+    listener.noted = {name: Bookmark(5)}
+    made_anew = threading.Thread(
+        target=asyncio.run, args=(_make_anew(kafka_server.bootstrap, topic, range(10, 20)),)
+    )
+    made_anew.start()
+    made_anew.join()  # while the member's loop stands still
+    subscriber.acknowledge([running])
+    await eventually(lambda: name in subscriber.marks and subscriber.marks[name].refusal is not None)
+    listener.noted = {name: Bookmark(5, word=0)}
+    wanted = range(10, 20)
+    received = await receive_rest(subscriber, wanted=wanted)
+    assert set(wanted) <= set(numbers(received))
 
 
 async def test_a_drain_that_takes_too_long_does_not_hold_up_the_group(kafka_rig: Rig) -> None:

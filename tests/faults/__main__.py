@@ -106,12 +106,18 @@ async def postgres_of() -> AsyncIterator[PostgresServer]:
         yield postgres
 
 
+def _wanted(job: Job) -> tuple[BrokerName, bool]:
+    """A broker, and whether it is a cluster: the servers that a run needs."""
+    _, broker, faults = job
+    return broker, any(FAULTS[fault]().needs_cluster for fault in faults)
+
+
 async def _run_all(chosen: Sequence[Job], keep: Path, *, defect: str, is_kept: bool) -> list[Outcome]:
     outcomes: list[Outcome] = []
     async with postgres_of() as postgres:
-        for broker in dict.fromkeys(job[1] for job in chosen):
-            async with servers_of(broker, postgres) as servers:
-                for seed, _, faults in (job for job in chosen if job[1] == broker):
+        for broker, is_cluster in dict.fromkeys(map(_wanted, chosen)):
+            async with servers_of(broker, postgres, is_cluster=is_cluster) as servers:
+                for seed, _, faults in (job for job in chosen if _wanted(job) == (broker, is_cluster)):
                     directory = keep / f"{broker}-{seed}-{'+'.join(faults) or 'none'}"
                     plan = make_plan(seed, faults)
                     outcome = await perform(plan, servers, TEMPLATE, directory, defect=defect, keep=is_kept)

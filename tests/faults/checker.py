@@ -71,10 +71,9 @@ def _ordered(case: Case) -> Iterator[Breach]:
     for id_, calls in case.calls.items():
         at[id_] = min(calls[0].at, at.get(id_, _NEVER))
     effects = sorted((id_ for id_ in at), key=lambda id_: at[id_])
-    judged = case.ordered - case.evidence.republished
     for what, ids, ordered in (
-        ("published", case.published, case.ordered),
-        ("took effect", effects, judged),
+        ("published", case.published, case.ordered - case.evidence.reappeared),
+        ("took effect", effects, case.ordered - case.evidence.republished),
     ):
         last: dict[str, Intended] = {}
         for id_ in ids:

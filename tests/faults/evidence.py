@@ -64,6 +64,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """What lies at the broker, in the order of arrival."""
     republished: frozenset[UUID] = frozenset()
     """What was sent again on purpose, behind what came later."""
+    reappeared: frozenset[UUID] = frozenset()
+    """Those of them whose first appearance is gone with the topic it was in."""
     copies: Sequence[UUID] = ()
     """In its dead-letter queue."""
     leftovers: Mapping[str, int] = {}
@@ -92,7 +94,8 @@ select message_id as id, state, stage, death_count as deaths, replay_count as re
 async def gather(world: FaultWorld, leftovers: Mapping[str, int]) -> Evidence:
     """Read everything, when the processes have ended."""
     db, group = world.db, world.group
-    heard = await world.broker.heard(world.steps)
+    heard = [*world.heard_before, *await world.broker.heard(world.steps)]
+    first = {UUID(message.header("ce_id")): message for message in reversed(heard)}
     copies = await world.broker.dead_letters(group, world.steps)
     return Evidence(
         records=list(read(world.ledger)),
@@ -105,6 +108,7 @@ async def gather(world: FaultWorld, leftovers: Mapping[str, int]) -> Evidence:
         republished=frozenset(
             UUID(message.header("ce_id")) for message in heard if message.has("towpath-republished")
         ),
+        reappeared=frozenset(id_ for id_, message in first.items() if message.has("towpath-republished")),
         copies=[UUID(message.header("ce_id")) for message in copies],
         leftovers=leftovers,
     )

@@ -1,5 +1,6 @@
 """What every fault is."""
 
+import math
 from collections.abc import Mapping
 from typing import Final, get_args
 
@@ -23,6 +24,10 @@ class Fault:
     """Processes that it may hold up or end."""
     acts_on: frozenset[str] = frozenset()
     """Processes, servers and proxies; two faults of a run share none."""
+    needs_cluster: bool = False
+    """Kafka of three brokers, instead of one."""
+    latest_seconds: float = math.inf
+    """It begins no later after the first message was handled: messages have to be left for it."""
     least_seconds: float = 0.0
     is_missed: bool = False
     """It did not come about: the verdict says nothing about it."""

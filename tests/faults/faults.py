@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, get_args
 
-from tests.faults import freezing
+from tests.faults import freezing, kafka_faults
 from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.process_faults import Crashed, Frozen, FrozenAt, Killed, Limited, Terminated, size_of
 from tests.faults.server_faults import (
@@ -17,7 +17,6 @@ from tests.faults.server_faults import (
     Controlled,
     HorizonHeld,
     How,
-    PartitionsAdded,
     PostgresKilled,
     PostgresRestarted,
     QueueDeleted,
@@ -69,7 +68,12 @@ def _table() -> dict[str, Callable[[], Fault]]:
             Controlled, ("set_disk_free_limit", "900000GB"), ("set_disk_free_limit", "50MB")
         ),
         "queue_deleted": QueueDeleted,
-        "partitions_added": PartitionsAdded,
+        "partitions_added": kafka_faults.PartitionsAdded,
+        "topic_deleted": kafka_faults.TopicDeleted,
+        "one_of_three_lost": partial(kafka_faults.OneLost, kafka_faults.leader),
+        "coordinator_lost": partial(kafka_faults.OneLost, kafka_faults.coordinator),
+        "leader_moved": partial(kafka_faults.LeadersMoved, lambda world: world.steps),
+        "coordinator_moved": partial(kafka_faults.LeadersMoved, lambda _: kafka_faults.OFFSETS),
     }
     for how in get_args(How):
         for role in ("relay", "member", "producer"):

@@ -2,13 +2,14 @@
 
 import asyncio
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tests.faults import freezing
 from tests.faults.fault import LEASE_SECONDS, LIVE_WORKERS, OF_ROLE, Fault
-from tests.faults.world import MEMBERS, RELAYS, FaultWorld, Role
+from tests.faults.world import MEMBERS, PRODUCERS, FaultWorld, Role
 from towpath.crashpoints import ENVIRONMENT_VARIABLE, CrashPoint
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -61,32 +62,40 @@ class Frozen(Fault):
             world.resume(name)
 
 
+@contextmanager
+def _producers_held(world: FaultWorld) -> Iterator[None]:
+    """They stand still while a process is armed, so that messages are left to come by it."""
+    held = [name for name in PRODUCERS if not world.has_ended(name)]
+    for name in held:
+        world.suspend(name)
+    try:
+        yield
+    finally:
+        for name in held:
+            world.resume(name)
+
+
 class Crashed(Fault):
-    """One more process, which dies at a named point.
+    """One more process, which dies at a named point. The others of its role make way for it."""
 
-    Other relays make way for it, and other members where RabbitMQ gives a queue to one.
-    """
-
+    latest_seconds = 1.0
     least_seconds = 10.0
 
     def __init__(self, role: Role, point: CrashPoint) -> None:
         self._name = f"{role}-{point.value.replace('_', '-')}"
         self._role = role
         self._point = point
-        self._away: tuple[str, ...] = ()
         self.touches = (self._name, *OF_ROLE[role])
         self.acts_on = frozenset(self.touches)
 
     async def begin(self, world: FaultWorld) -> None:
-        world.start(self._name, **{ENVIRONMENT_VARIABLE: str(self._point)})
-        world.expect_death(self._name)
-        if self._role == "member" and world.servers.broker_name == "rabbitmq":
-            await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
-            self._away = MEMBERS
-        elif self._role == "relay":
-            self._away = RELAYS
-        for name in self._away:
-            await world.patiently(name)
+        with _producers_held(world):
+            world.start(self._name, **{ENVIRONMENT_VARIABLE: str(self._point)})
+            world.expect_death(self._name)
+            if self._role == "member":
+                await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
+            for name in OF_ROLE[self._role]:
+                await world.patiently(name)
 
     async def end(self, world: FaultWorld) -> None:
         try:
@@ -94,7 +103,7 @@ class Crashed(Fault):
         except AssertionError:  # it did not come by there
             self.is_missed = True
             world.kill(self._name)
-        for name in self._away:
+        for name in OF_ROLE[self._role]:
             world.start(name)
 
 
@@ -105,6 +114,7 @@ class FrozenAt(Fault):
     """
 
     brokers = frozenset({"kafka"})
+    latest_seconds = 1.0
     least_seconds = LEASE_SECONDS + 12.0  # others have to take its work over, too
 
     def __init__(self, point: CrashPoint, condition: str = "") -> None:
@@ -114,10 +124,11 @@ class FrozenAt(Fault):
         self.acts_on = frozenset(self.touches)
 
     async def begin(self, world: FaultWorld) -> None:
-        world.start(self._name, **{freezing.ENVIRONMENT_VARIABLE: self._point})
-        await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
-        for name in MEMBERS:
-            await world.patiently(name)
+        with _producers_held(world):
+            world.start(self._name, **{freezing.ENVIRONMENT_VARIABLE: self._point})
+            await world.until_counted(len(MEMBERS) + 1, LIVE_WORKERS)
+            for name in MEMBERS:
+                await world.patiently(name)
 
         async def is_frozen() -> bool:
             status = Path(f"/proc/{world.pids[self._name]}/stat").read_text()

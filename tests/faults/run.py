@@ -171,7 +171,7 @@ class _Run:
 
     async def _strike(self, strike: Strike, fault: Fault) -> None:
         world = self._world
-        await asyncio.sleep(strike.at_seconds)
+        await asyncio.sleep(min(strike.at_seconds, fault.latest_seconds))
         since = now()
         await fault.begin(world)
         await asyncio.sleep(max(strike.lasts_seconds, fault.least_seconds))

@@ -5,14 +5,13 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import asyncpg
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from tests.acceptance.world import TOWPATH
 from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.world import MEMBERS, RELAYS, FaultWorld, Role
 from towpath.brokers.rabbitmq.topology import group_queue
 from towpath.testing.proxy import Direction
-from towpath.testing.services import KafkaServer, RabbitServer
+from towpath.testing.services import RabbitServer
 
 _TERMINATE: Final = (
     "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -81,7 +80,7 @@ class BackendsTerminated(Fault):
 
     async def begin(self, world: FaultWorld) -> None:
         for _ in range(5):
-            await world.execute(_TERMINATE)
+            await world.fetch(_TERMINATE)
             await asyncio.sleep(0.5)
 
 
@@ -113,7 +112,7 @@ class ConnectionsExhausted(Fault):
         self._taken: list[asyncpg.Connection[Any]] = []
 
     async def begin(self, world: FaultWorld) -> None:
-        await world.execute(_TERMINATE)
+        await world.fetch(_TERMINATE)
         while True:
             try:
                 self._taken.append(await asyncpg.connect(world.database_url, timeout=30))
@@ -210,20 +209,3 @@ class QueueDeleted(Controlled):
         for name in MEMBERS:
             if world.has_ended(name):
                 world.start(name)
-
-
-class PartitionsAdded(Fault):
-    """To the topic that everything is in."""
-
-    acts_on = frozenset({"broker"})
-    brokers = frozenset({"kafka"})
-    touches = (*RELAYS, *MEMBERS)
-
-    async def begin(self, world: FaultWorld) -> None:
-        assert isinstance(world.servers.broker, KafkaServer)
-        admin = AIOKafkaAdminClient(bootstrap_servers=world.servers.broker.bootstrap)
-        await admin.start()
-        try:
-            await admin.create_partitions({world.steps: NewPartitions(7)})
-        finally:
-            await admin.close()

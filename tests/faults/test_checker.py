@@ -81,6 +81,14 @@ def test_what_is_sent_again_on_purpose_may_take_effect_behind_what_came_later() 
     assert found(msgspec.structs.replace(changed, republished=frozenset({A}))) == set()
 
 
+def test_what_went_with_its_topic_is_not_judged_by_where_it_was_sent_again() -> None:
+    """A topic that was deleted: nobody saw the first appearance of what lay in it."""
+    changed = msgspec.structs.replace(evidence(), published=[B, A, CALL, ONCE, DEAD])
+
+    assert found(changed) == {"I3"}
+    assert found(msgspec.structs.replace(changed, reappeared=frozenset({A}))) == set()
+
+
 def replaced(**changes: Any) -> Callable[[Evidence], Evidence]:
     return lambda kept: msgspec.structs.replace(kept, **changes)
 

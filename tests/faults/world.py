@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from tests.acceptance.brokers import KafkaWire, RabbitWire, WireBroker
+from tests.acceptance.brokers import KafkaWire, RabbitWire, WireBroker, WireMessage
 from tests.acceptance.world import TOWPATH, World
 from tests.faults import ledger
 from tests.faults.defects import ENVIRONMENT_VARIABLE as DEFECT
@@ -20,7 +20,7 @@ from tests.faults.plan import LANES
 from towpath.cli.exits import Stop
 from towpath.cli.health import asked
 from towpath.testing.proxy import TcpProxy
-from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
+from towpath.testing.services import KafkaCluster, KafkaServer, PostgresServer, RabbitServer
 from towpath.testing.services.ports import ReservedPort
 
 BrokerName: TypeAlias = Literal["kafka", "rabbitmq"]
@@ -56,12 +56,14 @@ class Servers:
     broker: KafkaServer | RabbitServer
     postgres_proxy: TcpProxy
     broker_proxy: TcpProxy
+    cluster: KafkaCluster | None = None
+    """Where there is one, `broker` is its first."""
 
     @property
     def wire(self) -> WireBroker:
         """The broker, past the proxy."""
         if isinstance(self.broker, KafkaServer):
-            return KafkaWire(self.broker.bootstrap)
+            return KafkaWire((self.cluster or self.broker).bootstrap)
         return RabbitWire(self.broker.url)
 
     def broker_url(self, *, is_proxied: bool) -> str:
@@ -74,18 +76,24 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers_of(broker_name: BrokerName, postgres: PostgresServer) -> AsyncIterator[Servers]:
-    """A broker of one's own, and proxies before it and before Postgres."""
+async def servers_of(
+    broker_name: BrokerName, postgres: PostgresServer, *, is_cluster: bool = False
+) -> AsyncIterator[Servers]:
+    """A broker of one's own, or three, and proxies before it and before Postgres."""
     async with AsyncExitStack() as stack:
-        server: KafkaServer | RabbitServer = KafkaServer() if broker_name == "kafka" else RabbitServer()
-        stack.enter_context(server)
+        server: KafkaServer | RabbitServer
+        cluster = stack.enter_context(KafkaCluster()) if is_cluster else None
+        if cluster is not None:
+            server = cluster.brokers[0]
+        else:
+            server = stack.enter_context(KafkaServer() if broker_name == "kafka" else RabbitServer())
         if isinstance(server, KafkaServer):
             broker_proxy = TcpProxy("127.0.0.1", server.proxied_port, port=server.advertised_port)
         else:
             broker_proxy = TcpProxy("127.0.0.1", server.port)
         postgres_proxy = await stack.enter_async_context(TcpProxy("127.0.0.1", postgres.port))
         await stack.enter_async_context(broker_proxy)
-        yield Servers(broker_name, postgres, server, postgres_proxy, broker_proxy)
+        yield Servers(broker_name, postgres, server, postgres_proxy, broker_proxy, cluster)
 
 
 class FaultWorld(World):
@@ -108,6 +116,8 @@ class FaultWorld(World):
         self.ledger.mkdir(parents=True)
         self._ports: dict[str, ReservedPort] = {}
         self.notes = ledger.Ledger(self.ledger, "controller")
+        self.heard_before: list[WireMessage] = []
+        """What lay at the broker and is there no more."""
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
         """Start a process; its links go through a proxy where they are to be broken."""
@@ -182,11 +192,11 @@ class FaultWorld(World):
         del self._expected[name]
         await self._exited(name)
 
-    async def execute(self, statement: str) -> None:
+    async def fetch(self, query: str, *arguments: object) -> list[Any]:
         """On a connection of its own: replays use the other one at any time."""
         connection = await asyncpg.connect(self.database_url, timeout=30, command_timeout=60)
         try:
-            await connection.execute(statement)
+            return list(await connection.fetch(query, *arguments))
         finally:
             connection.terminate()
 

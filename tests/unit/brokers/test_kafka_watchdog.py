@@ -47,11 +47,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STALL_SECONDS", 0.3)
 
 
-def _watchdog(intake: Intake, *, join_seconds: float = 0.1) -> Watchdog:
+def _watchdog(intake: Intake, *, join_seconds: float = 0.1, topic_id: str = "") -> Watchdog:
     assignments = Assignments(intake)
     assignments.assign([PARTITION])
     for held in assignments.unplaced:
-        assignments.place(held, 0, committed=0)
+        assignments.place(held, 0, committed=0, topic_id=topic_id)
     return Watchdog(assignments, intake, silence_seconds=0.1, join_seconds=join_seconds)
 
 
@@ -112,4 +112,23 @@ async def test_a_deleted_topic_is_named() -> None:
     watchdog.joined()
     consumer.partitions = None
     with pytest.raises(TopologyError, match="'t' was deleted"):
+        await _watch(watchdog, consumer)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_topic_that_was_made_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C24: the client would read on in the new one; a mirrored cluster is another matter."""
+    known = {"t": "cluster/one"}
+
+    async def known_topics(*_: object) -> dict[str, str]:
+        return known
+
+    monkeypatch.setattr(module, "known_topics", known_topics)
+    watchdog, consumer = _watchdog(Intake(10, 1000), topic_id="cluster/one"), _Consumer()
+    watchdog.joined()
+    for same in ("cluster/one", "other/two", ""):
+        known["t"] = same
+        await watchdog._raise_if_made_anew(cast("AIOKafkaConsumer", consumer))
+    known["t"] = "cluster/two"
+    with pytest.raises(TopologyError, match="'t' was deleted and made again"):
         await _watch(watchdog, consumer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
 from towpath.brokers.intake import Intake
 from towpath.brokers.ports import Delivery, Mark, Refusal
@@ -31,6 +32,8 @@ class Held:
     committed: int | None = None
     is_placed: bool = False
     """Whether it is known where to read. Nothing of it arrives before."""
+    topic_id: str = ""
+    """Of the topic in which the place is; empty where the broker does not tell."""
     out_of_range_at: int | None = None
     """The offset that the broker does not have, where it was told that."""
     refusal: Refusal | None = None
@@ -79,9 +82,16 @@ class Assignments:
         """Whether it is still held under its epoch."""
         return self._held.get(held.name) is held
 
-    def place(self, held: Held, offset: int, *, committed: int | None) -> None:
+    @property
+    def topics_read(self) -> frozenset[tuple[str, str]]:
+        """Names and ids."""
+        placed = [held for held in self._held.values() if held.is_placed]
+        return frozenset((held.topic_partition.topic, held.topic_id) for held in placed)
+
+    def place(self, held: Held, offset: int, *, committed: int | None, topic_id: str = "") -> None:
         """Read from `offset` on; what was received before keeps its place."""
         held.is_placed, held.refusal, held.out_of_range_at = True, None, None
+        held.topic_id = topic_id
         held.next_offset = offset
         held.watermark.skip_to(offset)
         held.committed = committed
@@ -175,20 +185,20 @@ class Assignments:
                 targets[held.topic_partition] = first
         return targets
 
-    def committable(self) -> dict[TopicPartition, int]:
-        """Watermarks that moved since they were last committed."""
+    def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Watermarks that moved since they were last committed, with the topics they are in."""
         return {
-            held.topic_partition: position
+            held.topic_partition: OffsetAndMetadata(position, held.topic_id)
             for held in self._held.values()
             if (position := held.watermark.position) is not None and position != held.committed
         }
 
-    def committed(self, offsets: dict[TopicPartition, int]) -> None:
+    def committed(self, marks: dict[TopicPartition, OffsetAndMetadata]) -> None:
         """Note what the broker has accepted."""
-        for topic_partition, offset in offsets.items():
+        for topic_partition, mark in marks.items():
             held = self._held.get(partition_name(topic_partition))
             if held is not None:
-                held.committed = offset
+                held.committed = mark.offset
 
 
 def _delivery(record: ConsumerRecord, name: str, epoch: int, *, is_redelivered: bool) -> Delivery:

@@ -9,17 +9,19 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError, UnknownError
 from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.structs import OffsetAndMetadata
 
 from towpath.brokers.kafka.config import DEFAULT_PORT, KafkaConfig
 from towpath.brokers.kafka.errors import translate
+from towpath.brokers.kafka.topic_ids import topic_ids
 from towpath.errors import BrokerUnavailable, TowpathError
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -112,6 +114,17 @@ def abort(client: AIOKafkaClient) -> None:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
         connection.close()
+
+
+async def known_topics(consumer: AIOKafkaConsumer, topics: Collection[str]) -> Mapping[str, str]:
+    """The ids of those that exist. Raises errors of the client."""
+    return await topic_ids(consumer._client, topics)
+
+
+async def committed(consumer: AIOKafkaConsumer, partition: TopicPartition) -> OffsetAndMetadata | None:
+    """With what was written beside the offset, which the library's own method drops. Raises KafkaError."""
+    found = (await consumer._coordinator.fetch_committed_offsets([partition])).get(partition)
+    return None if found is None or found.offset < 0 else found
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_seconds: float) -> None:

@@ -2,8 +2,9 @@
 
 The client's own answer to an offset that is gone, to begin anew at one end, either repeats or skips what
 lies between, and tells nobody. Here a committed offset is followed, a group that never read a partition
-begins where the options say, and everything else waits for a person's word. What the broker deleted before
-it was read is reported, and cannot be helped.
+begins where the options say, and everything else waits for a person's word: also an offset of a topic that
+was deleted and made again, however far the new one reaches. What the broker deleted before it was read is
+reported, and cannot be helped.
 """
 
 import asyncio
@@ -13,9 +14,12 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
+from aiokafka.structs import OffsetAndMetadata
 
 from towpath.brokers.kafka.assignments import Assignments, Held
 from towpath.brokers.kafka.config import KafkaConfig
+from towpath.brokers.kafka.connection import committed, known_topics
+from towpath.brokers.kafka.topic_ids import is_another
 from towpath.brokers.ports import Bookmark, GroupListener, Refusal
 from towpath.errors import StoreUnavailable
 from towpath.telemetry.logging import event_logger
@@ -38,6 +42,7 @@ class Placing:
         self._assignments = assignments
         self._listener = listener
         self._wanted = asyncio.Event()
+        self._topic_ids: Mapping[str, str] = {}
 
     def begin(self, consumer: AIOKafkaConsumer) -> None:
         """Partitions were assigned: the client must neither fetch them nor look for their place."""
@@ -71,16 +76,27 @@ class Placing:
         unplaced = self._assignments.unplaced
         bookmarks = await self._listener.bookmarks(frozenset(held.name for held in unplaced))
         async with asyncio.timeout(self._config.request_timeout_seconds):
+            self._topic_ids = await known_topics(consumer, {held.topic_partition.topic for held in unplaced})
             for held in unplaced:
-                await self._place(consumer, held, bookmarks.get(held.name, _NEVER_READ))
+                if held.topic_partition.topic in self._topic_ids:  # else it is about to come or to go
+                    await self._place(consumer, held, bookmarks.get(held.name, _NEVER_READ))
 
     async def _place(self, consumer: AIOKafkaConsumer, held: Held, bookmark: Bookmark) -> None:
         at = held.out_of_range_at
-        committed = await consumer.committed(held.topic_partition) if at is None else None
-        if committed is not None:
-            self._go_on(consumer, held, committed, committed=committed)
+        left_off = (
+            await committed(consumer, held.topic_partition)
+            if at is None
+            else OffsetAndMetadata(at, held.topic_id)
+        )
+        is_there = left_off is not None and not is_another(
+            left_off.metadata, self._topic_ids[held.topic_partition.topic]
+        )
+        if left_off is not None and is_there and at is None:
+            self._go_on(consumer, held, left_off.offset, committed=left_off.offset)
         elif bookmark.word is not None:
             self._obey(consumer, held, bookmark.word)
+        elif left_off is not None and not is_there:
+            self._refuse(held, "offset_missing", left_off.offset)
         elif at is not None:
             await self._place_out_of_range(consumer, held, at)
         elif bookmark.position is not None:
@@ -119,7 +135,8 @@ class Placing:
             consumer.resume(held.topic_partition)
         except kafka.IllegalStateError:  # it is about to be revoked
             return
-        self._assignments.place(held, offset, committed=committed)
+        topic_id = self._topic_ids[held.topic_partition.topic]
+        self._assignments.place(held, offset, committed=committed, topic_id=topic_id)
 
     def _refuse(self, held: Held, why: Refusal, offset: int) -> None:
         """Say once that a person is needed; it is asked for again and again."""

@@ -11,7 +11,6 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka
-from aiokafka.structs import OffsetAndMetadata
 
 from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments, UnassignedRecord, partition_name
@@ -172,12 +171,11 @@ class ConsumerSession:
             return
         try:
             async with asyncio.timeout(timeout_seconds), self._commit_lock:
-                offsets = self._assignments.committable()
-                if not offsets:
+                marks = self._assignments.committable()
+                if not marks:
                     return
-                marks = {each: OffsetAndMetadata(offset, "") for each, offset in offsets.items()}
                 await consumer.commit(marks)
-                self._assignments.committed(offsets)
+                self._assignments.committed(marks)
                 self._watchdog.answered()
         except _CLIENT_ERRORS as error:
             ours = translate(error)

@@ -13,13 +13,15 @@ from aiokafka import errors as kafka
 
 from towpath.brokers.intake import Intake
 from towpath.brokers.kafka.assignments import Assignments
-from towpath.brokers.kafka.connection import reset_consumer
+from towpath.brokers.kafka.connection import known_topics, reset_consumer
+from towpath.brokers.kafka.topic_ids import is_another
 from towpath.errors import BrokerUnavailable, TopologyError
 
 _INTERVAL_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 3.0
 _ALIVE_SECONDS: Final = 6.0
 _STALL_SECONDS: Final = 60.0
+_UNANSWERED: Final = (kafka.KafkaError, OSError, TimeoutError)
 
 
 class Watchdog:
@@ -74,13 +76,27 @@ class Watchdog:
                 self._pressed_at = time.monotonic()
             fetched_at = self._last_fetch_at(consumer)
             self._answered_at = max(self._answered_at, fetched_at)
-            if time.monotonic() - self._answered_at < _ALIVE_SECONDS / 2:
-                continue
-            if await _answers(consumer):
+            if time.monotonic() - self._answered_at >= _ALIVE_SECONDS / 2:
+                if not await _answers(consumer):
+                    self._bear_silence(consumer)
+                    continue
                 self.answered()
                 self._raise_if_stalled(fetched_at)
-            else:
-                self._bear_silence(consumer)
+            await self._raise_if_made_anew(consumer)
+
+    async def _raise_if_made_anew(self, consumer: AIOKafkaConsumer) -> None:
+        """The client reads on at its offset in whatever has the topic's name by now."""
+        read = [(topic, topic_id) for topic, topic_id in self._assignments.topics_read if topic_id]
+        if not read:
+            return
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                known = await known_topics(consumer, {topic for topic, _ in read})
+        except _UNANSWERED:
+            return  # silence is judged elsewhere
+        for topic, topic_id in read:
+            if is_another(topic_id, known.get(topic, "")):
+                raise TopologyError(f"Kafka topic {topic!r} was deleted and made again")
 
     def _last_fetch_at(self, consumer: AIOKafkaConsumer) -> float:
         """When the broker last answered a fetch, on the monotonic clock; 0 when it never did."""
@@ -126,6 +142,6 @@ async def _answers(consumer: AIOKafkaConsumer) -> bool:
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
             await consumer.topics()
-    except (kafka.KafkaError, OSError, TimeoutError):
+    except _UNANSWERED:
         return False
     return True

@@ -9,6 +9,7 @@
 from towpath.testing.services.embedded_kafka import EmbeddedKafka
 from towpath.testing.services.errors import ServiceFailed, ServiceMissing
 from towpath.testing.services.kafka import KafkaServer
+from towpath.testing.services.kafka_cluster import KafkaCluster
 from towpath.testing.services.pgbouncer import PgBouncerServer
 from towpath.testing.services.postgres import PostgresServer, create_database, drop_database, run_sql
 from towpath.testing.services.processes import ServiceAddress
@@ -16,6 +17,7 @@ from towpath.testing.services.rabbitmq import RabbitServer
 
 __all__ = [
     "EmbeddedKafka",
+    "KafkaCluster",
     "KafkaServer",
     "PgBouncerServer",
     "PostgresServer",

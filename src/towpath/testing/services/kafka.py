@@ -95,15 +95,25 @@ def _format(target: Path) -> None:
             "controller.quorum.voters": "1@127.0.0.1:3",
         }
         properties.write_text(_properties({**_SETTINGS, **listeners, "log.dirs": str(logs)}))
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         run(
             [str(java.find_java()), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
-            # The id must not begin with a dash.
-            + ["-t", f"T{cluster_id[1:]}", "-c", str(properties)],
+            + ["-t", _new_id(), "-c", str(properties)],
             failure="Kafka's storage could not be formatted",
             env=_environment(_libraries()),
         )
         shutil.copytree(logs, target, dirs_exist_ok=True)
+
+
+def _new_id() -> str:
+    """As Kafka writes them; none may begin with a dash."""
+    return "T" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+
+
+def _renumber(meta: Path, node_id: int) -> None:
+    """The template's log directory, for another node of the same cluster."""
+    mine = {"node.id": str(node_id), "directory.id": _new_id()}
+    lines = [line for line in meta.read_text().splitlines() if line.partition("=")[0] not in mine]
+    meta.write_text("\n".join([*lines, _properties(mine)]))
 
 
 class KafkaServer(Server):
@@ -118,6 +128,7 @@ class KafkaServer(Server):
     def __init__(
         self,
         *,
+        node_id: int = 1,
         settings: Mapping[str, str] | None = None,
         heap_megabytes: int = 512,
         is_for_benchmark: bool = False,
@@ -127,17 +138,25 @@ class KafkaServer(Server):
         self.proxied_port = self._reserve_port()
         self.advertised_port = self._reserve_port()
         controller_port = self._reserve_port()
+        self.node_id = node_id
+        self.voter = f"{node_id}@127.0.0.1:{controller_port}"
+        """In the quorum of controllers."""
         self._settings = {
             **_SETTINGS,
+            "node.id": str(node_id),
             "listeners": f"DIRECT://127.0.0.1:{self.port},PROXIED://127.0.0.1:{self.proxied_port},"
             f"CONTROLLER://127.0.0.1:{controller_port}",
             "advertised.listeners": f"DIRECT://127.0.0.1:{self.port},PROXIED://127.0.0.1:{self.advertised_port}",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "controller.quorum.voters": self.voter,
             **(settings or {}),
         }
         self._java_options = [f"-Xmx{heap_megabytes}m", "-XX:+UseSerialGC"]
         if not is_for_benchmark:
             self._java_options.append("-XX:TieredStopAtLevel=1")  # starts faster, runs slower
+
+    def join(self, voters: str) -> None:
+        """Be one of a cluster from the first start on."""
+        self._settings["controller.quorum.voters"] = voters
 
     @property
     def bootstrap(self) -> str:
@@ -152,6 +171,8 @@ class KafkaServer(Server):
         directory = self.group.directory
         template = make_cached(f"kafka-{KAFKA_VERSION}-formatted", _format)
         shutil.copytree(template, directory / "logs")
+        if self.node_id != 1:
+            _renumber(directory / "logs" / "meta.properties", self.node_id)
         properties = _properties({**self._settings, "log.dirs": str(directory / "logs")})
         (directory / "server.properties").write_text(properties)
         (directory / "log4j2.properties").write_text(_LOGGING)
