@@ -1,4 +1,4 @@
-"""`towpath dlq edit | export | import`: corrected bodies, and dead letters as lines of JSON."""
+"""`towpath dlq edit`: corrected bodies and headers, beside the originals."""
 
 import asyncio
 import json
@@ -53,13 +53,6 @@ async def answer(towpath: Run, *arguments: str) -> Any:
     ran = await dlq(towpath, *arguments, "--json")
     assert (ran.code, ran.err) == (0, "")
     return json.loads(ran.out)
-
-
-async def export(towpath: Run, desk: Path) -> None:
-    """Everything that is open, into a file there."""
-    ran = await dlq(towpath, "export")
-    assert (ran.code, ran.err) == (0, "")
-    (desk / "dead.jsonl").write_text(ran.out)
 
 
 async def test_a_replay_sends_the_newest_correction_and_the_original_stays(
@@ -134,119 +127,6 @@ async def test_a_body_that_is_not_of_its_type_or_cannot_be_checked_is_refused(
     assert await db.fetchval("select count(*) from towpath.dead_letter_revision") == 0
     await answer(towpath, "discard", "--id", "1", "--yes")
     assert "is discarded" in (await dlq(towpath, "edit", "1", "--header", "a=b")).err
-
-
-async def test_an_export_comes_back_whole_and_a_second_time_changes_nothing(
-    db: Db, towpath: Run, desk: Path
-) -> None:
-    """R17: bytes and headers as they were."""
-    first, second = await bury(db, ["o-1", "o-1"], positions=[2, 1])
-    await bury(db, ["p"], stage="publish")
-    await bury(db, ["d"], stage="decode", group="shipping")
-    await db.execute("update towpath.dead_letter set payload = '\\xff00' where message_id = $1", second)
-    await db.execute(
-        "update towpath.dead_letter set headers = $2::text::json where message_id = $1",
-        first,
-        '[["n", {"b64": "/wA="}], ["ü", "ü"]]',
-    )
-    await answer(towpath, "edit", "1", "--payload", "good.json", "--force")
-    await export(towpath, desk)
-    everything_before = await everything(db)
-    revisions = await db.fetch("select to_jsonb(r) - 'dead_letter' from towpath.dead_letter_revision r")
-
-    assert await answer(towpath, "import", "dead.jsonl") == {
-        "dry_run": False,
-        "read": 4,
-        "imported": 0,
-        "known": 4,
-    }
-    assert await everything(db) == everything_before
-
-    await db.execute("truncate towpath.dead_letter cascade; truncate towpath.task")
-    assert (await answer(towpath, "import", "dead.jsonl", "--dry-run"))["imported"] == 4
-    assert await db.fetchval("select count(*) from towpath.dead_letter") == 0
-    assert (await answer(towpath, "import", "dead.jsonl", "--reason", "truncated"))["imported"] == 4
-
-    assert await _comparable(db) == _without_ids(everything_before["dead_letter"])
-    assert (
-        await db.fetch("select to_jsonb(r) - 'dead_letter' from towpath.dead_letter_revision r") == revisions
-    )
-    assert (await answer(towpath, "import", "dead.jsonl"))["imported"] == 0
-    replayed = await answer(towpath, "replay", "--all", "--yes")
-    assert (replayed["done"], replayed["skipped"], replayed["parked"]) == (4, 0, 1)
-    rows = await tasks(db)
-    assert (rows[second]["state"], rows[first]["state"]) == ("WAITING", "PARKED")
-    assert (rows[second]["payload"], rows[first]["payload"]) == (b"\xff\x00", GOOD)
-
-
-async def _comparable(db: Db) -> list[dict[str, Any]]:
-    return _without_ids((await everything(db))["dead_letter"])
-
-
-def _without_ids(rows: list[Any]) -> list[dict[str, Any]]:
-    letters = [json.loads(row[0]) for row in rows]
-    return sorted(({**one, "id": None} for one in letters), key=lambda one: str(one["message_id"]))
-
-
-async def test_an_import_leaves_out_what_lives(db: Db, towpath: Run, desk: Path) -> None:
-    """D1: one outcome per message and group."""
-    await bury(db, ["a", "b"])
-    await export(towpath, desk)
-    await db.execute("truncate towpath.dead_letter cascade")
-    await db.execute("update towpath.task set state = 'SUCCEEDED' where key = 'a'")
-
-    assert (await answer(towpath, "import", "dead.jsonl"))["imported"] == 1
-    assert await db.fetchval("select key from towpath.dead_letter") == "b"
-
-
-async def test_dead_letters_of_another_place_or_damaged_lines_are_refused_whole(
-    db: Db, towpath: Run, desk: Path
-) -> None:
-    """X2 X6"""
-    await bury(db, ["a", "b"])
-    await export(towpath, desk)
-    await db.execute("truncate towpath.dead_letter cascade")
-    head, first, second, end = (desk / "dead.jsonl").read_text().splitlines()
-    other = json.loads(head) | {"installation": "elsewhere"}
-    old = json.loads(head) | {"schema_version": "0"}
-    strange = json.loads(second)
-
-    for lines, word in (
-        ([json.dumps(other), first, end], "import them where they were exported"),
-        ([json.dumps(old), first, end], "schema version 0"),
-        ([first, second, end], "not the first line"),
-        ([head, first, second], "cut off"),
-        ([head, first, end], "export again"),
-        ([head, first, second, end, first], "export again"),
-        ([head, first, "{}", end], "line 3"),
-        ([head, first, second[:-20], end], "line 3"),
-        ([head, first, json.dumps(strange | {"stage": "nowhere"}), end], "line 3"),
-        ([head, first, json.dumps(strange | {"payload_base64": "%"}), end], "line 3"),
-        ([head, first, json.dumps(strange | {"payload": None, "payload_base64": "%"}), end], "line 3"),
-        ([head, first, json.dumps(strange | {"headers": {"a": 1}}), end], "line 3"),
-        ([head, first, json.dumps(strange | {"type": "a\0b"}), end], "line 3"),
-        ([head, first, json.dumps(strange | {"attempts": 2**40}), end], "line 3"),
-        ([head, first, "[" * 100_000, end], "line 3"),
-        ([], "not the first line"),
-    ):
-        (desk / "given.jsonl").write_text("".join(line + "\n" for line in lines))
-        ran = await dlq(towpath, "import", "given.jsonl")
-        assert ran.code == 2, ran
-        assert word in ran.err, (ran.err, word)
-        assert await db.fetchval("select count(*) from towpath.dead_letter") == 0
-    (desk / "given.jsonl").write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in (await dlq(towpath, "import", "given.jsonl")).err
-    assert (await dlq(towpath, "import", "absent.jsonl")).code == 2
-
-
-async def test_an_export_takes_the_filters_of_the_list(db: Db, towpath: Run) -> None:
-    await bury(db, ["a", "b"])
-    await bury(db, ["c"], group="shipping")
-
-    for arguments, count in ((("--group", "billing"), 2), (("--key", "c"), 1), (("--state", "replayed"), 0)):
-        lines = (await dlq(towpath, "export", *arguments)).out.splitlines()
-        assert json.loads(lines[-1]) == {"count": count}
-        assert len(lines) == count + 2
 
 
 async def test_two_corrections_at_once_are_not_mixed(db: Db, desk: Path) -> None:

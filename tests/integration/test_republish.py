@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.fixtures.fix_cli import Run, towpath_process
+from tests.fixtures.json_documents import check_document
 from tests.integration.engine import EFFECTS, Posted, bench, depot, effects
 from tests.integration.relaying import FAST, RecordingBroker, emit, eventually, relaying
 from tests.integration.test_cli_commands import ask, tell
@@ -110,13 +111,16 @@ async def test_killed_at_any_batch_the_same_command_finishes_and_repeats_nothing
 
     for crash_at in ("republished_batch:3", "republished_batch:2"):  # in the 2nd batch; behind the next
         assert (await asyncio.to_thread(run, crash_at)).code == -signal.SIGKILL
-    told = json.loads((await asyncio.to_thread(run)).out)
+    ran = await asyncio.to_thread(run)
+    check_document(command, ran.out)
+    told = json.loads(ran.out)
     assert (told["planned"], told["done"], told["is_complete"]) == (200, 200, True)
     assert told["continued_audit_id"] == told["audit_id"]
     copies = await db.fetch(
         "select message_id from towpath.outbox where headers #>> '{0,0}' = 'towpath-republished' order by id"
     )
     originals = await db.fetch("select message_id from towpath.outbox order by id limit 1200")
+    assert told["sample_ids"] == [str(row["message_id"]) for row in originals[1000:1005]]
     assert copies == originals
     (audit,) = await db.fetch("select action, reason, counts from towpath.audit")
     assert (audit["action"], audit["reason"]) == ("outbox.republish", "gone")

@@ -46,3 +46,19 @@ def test_the_help_of_a_command_names_its_settings(name: str) -> None:
     known = [*variables(), TRACES_FILE_VARIABLE, "TOWPATH_CONFIG_FILE"]
     assert named or name == "doctor"
     assert all(any(variable.startswith(each) for variable in known) for each in named if each != "TOWPATH_")
+
+
+BULK = {
+    *("dlq replay", "dlq discard", "dlq import"),
+    *("tasks retry", "tasks rerun"),
+    "outbox republish",
+}
+"""What acts on as many rows as a filter or a file means."""
+
+
+def test_every_bulk_action_takes_the_same_options() -> None:
+    """O1"""
+    options = {name: {each for p in command.params for each in p.opts} for name, command in COMMANDS.items()}
+    assert {name for name, given in options.items() if "--max" in given} == BULK
+    for name in BULK:
+        assert {"--yes", "--dry-run", "--reason", "--max", "--rate", "--json"} <= options[name], name

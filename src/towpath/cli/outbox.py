@@ -6,7 +6,7 @@ import typer
 
 from towpath.cli import backlog, pausing, rebasing, republishing
 from towpath.cli.locating import show
-from towpath.cli.option_groups import Consent, grouped
+from towpath.cli.option_groups import Consent, Pace, grouped
 from towpath.cli.options import Actor, Because, Json, actor_name, text
 from towpath.cli.output import age, as_json, cell, clean, table
 from towpath.cli.session import connected, run_async
@@ -130,9 +130,8 @@ def republish(
     where: Annotated[
         list[str] | None, typer.Option("--where", help="key=…, type=… or id=… (message id); repeatable.")
     ] = None,
-    maximum: Annotated[int | None, typer.Option("--max", min=1, max=2**31 - 1, help="Most messages.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, max=1e6, help="Most per second.")] = None,
     *,
+    pace: Pace,
     consent: Consent,
 ) -> None:
     """Send published messages again, from the rows that are still retained. Interrupted, run it again.
@@ -141,8 +140,8 @@ def republish(
     """
     republishing.act(
         republishing.Request(
-            since=since, until=until, destinations=destination or (), where=where or (), maximum=maximum,
-            rate=rate, consent=consent,
+            since=since, until=until, destinations=destination or (), where=where or (), pace=pace,
+            consent=consent,
         )
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -168,13 +168,19 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text("" if rate is None else f"{rate:,.0f}/s")
+
+
 @contextmanager
 def progress(total: int, done: Callable[[T], int]) -> Iterator[Callable[[T], None] | None]:
-    """A bar with time left, told of each state whose `done` says how far it is; None where nobody watches."""
+    """A bar with rate and time left, told of each state; `done`: how far it is. None where nobody watches."""
     if not sys.stderr.isatty():
         yield None
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda state: bar.update(task, completed=done(state))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from towpath.cli.option_groups import Consent
+from towpath.cli.option_groups import Consent, Pace
 from towpath.cli.options import instant, message_id, texts
 from towpath.cli.output import as_json, cell, progress, table
 from towpath.cli.session import connected, run_async
@@ -25,8 +25,7 @@ class Request:
     until: str | None
     destinations: Sequence[str]
     where: Sequence[str]
-    maximum: int | None
-    rate: float | None
+    pace: Pace
     consent: Consent
 
 
@@ -41,7 +40,7 @@ async def _act(request: Request) -> None:
     async with connected(is_pinned=True) as session:
         now = await Republishing(session.schema).clock(session.connection)
         plan = await republish.make_plan(
-            session.connection, _wanted(request, now), schema=session.schema, limit=request.maximum
+            session.connection, _wanted(request, now), schema=session.schema, limit=request.pace.maximum
         )
     if not consent.json:
         _preview(plan)
@@ -61,7 +60,7 @@ async def _act(request: Request) -> None:
                 actor=actor,
                 reason=reason,
                 schema=session.schema,
-                rate=request.rate,
+                rate=request.pace.rate,
                 on_progress=advance,
             )
     _report(request, plan, audit_id, done)
@@ -101,8 +100,8 @@ def _preview(plan: Plan) -> None:
         print(f"going on with audit {plan.audit_id}: {plan.before.done} were sent again already")
     if plan.count:
         print(
-            f"to send again: {plan.count}, written from {cell(plan.oldest)} to {cell(plan.newest)} "
-            f"(--since {plan.wanted.since.isoformat()})"
+            f"to send again: {plan.count}, for example {', '.join(map(str, plan.sample_ids))}, written from "
+            f"{cell(plan.oldest)} to {cell(plan.newest)} (--since {plan.wanted.since.isoformat()})"
         )
         table(_counts(plan), ("destination", "type", "count"), empty="")
 
@@ -121,6 +120,7 @@ def _report(request: Request, plan: Plan, audit_id: int | None, done: republish.
                 "is_complete": done.is_complete if done else False,
                 "audit_id": audit_id,
                 "counts": _counts(plan),
+                "sample_ids": plan.sample_ids,
             }
         )
     elif done is not None:

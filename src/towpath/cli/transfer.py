@@ -1,21 +1,28 @@
 """`towpath dlq export` and `towpath dlq import`: dead letters as lines of JSON."""
 
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Annotated
+from tempfile import SpooledTemporaryFile
+from typing import IO, Annotated, Final
 
 import typer
 
+from towpath.bulk import Counts
+from towpath.cli import acting
 from towpath.cli.editing import reason_of
-from towpath.cli.option_groups import DeadLetters, grouped
-from towpath.cli.options import Actor, Because, DryRun, Json, States, actor_name, dead_letter_states, text
-from towpath.cli.output import as_json
-from towpath.cli.session import connected, run_async
-from towpath.deadletters import transfer
-from towpath.deadletters.transfer import Imported
+from towpath.cli.option_groups import Consent, DeadLetters, Pace, grouped
+from towpath.cli.options import States, dead_letter_states
+from towpath.cli.session import Session, connected, run_async
+from towpath.deadletters import exporting, importing
+from towpath.deadletters.importing import ImportPlan
 from towpath.errors import UsageError
+
+_MEMORY_BYTES: Final = 64 << 20
+"""Of standard input; what is longer is copied into a temporary file."""
 
 
 @grouped
@@ -34,7 +41,7 @@ def export(
     async def run() -> None:
         async with connected() as session:
             meant = wanted.at(await session.clock())
-            async for line in transfer.export(
+            async for line in exporting.export(
                 session.connection, meant, states=states, schema=session.schema
             ):
                 print(line)
@@ -42,48 +49,67 @@ def export(
     run_async(run())
 
 
+@grouped
 def import_(
     file: Annotated[Path, typer.Argument(help="What towpath dlq export wrote, - for standard input.")],
-    dry_run: DryRun = False,
-    reason: Because = "",
-    actor: Actor = None,
-    json: Json = False,
+    *,
+    pace: Pace,
+    consent: Consent,
 ) -> None:
-    """Bring back dead letters that were exported here and are missing: all of them, or nothing at all.
+    """Bring back dead letters that were exported here and are missing: shows a plan, asks, acts in batches.
 
-    What is there stays as it is, so that importing twice changes nothing. Missing tasks come back, dead.
+    All lines are checked first. What is there stays as it is, so an interrupted import is run again, and
+    importing twice changes nothing. Missing tasks come back, dead.
 
     towpath dlq import dead.jsonl --dry-run
     """
-    who, why = actor_name(actor), text(reason, "--reason")
+    with _lines(file) as lines:
 
-    async def run() -> Imported:
-        async with connected() as session:
-            with _lines(file) as lines:
-                return await transfer.bring(
-                    session.connection, lines, actor=who, reason=why, dry_run=dry_run, schema=session.schema
-                )
+        async def plan(session: Session, _now: datetime) -> ImportPlan:
+            return await importing.make_plan(
+                session.connection, lines, schema=session.schema, limit=pace.maximum
+            )
 
-    done = run_async(run())
-    if json:
-        as_json({"dry_run": dry_run, "read": done.read, "imported": done.imported, "known": done.known})
-    else:
-        verb = "would import" if dry_run else "imported"
-        print(f"{verb} {done.imported} of {done.read}; {done.known} are there, or their task went on")
+        async def carry_out(
+            session: Session, plan: ImportPlan, actor: str, reason: str, advance: acting.Progress | None
+        ) -> tuple[int, Counts]:
+            return await importing.carry_out(
+                session.connection, plan, lines, actor=actor, reason=reason, schema=session.schema,
+                rate=pace.rate, on_progress=advance,
+            )  # fmt: skip
+
+        kind = acting.Act(
+            done="imported",
+            columns=("consumer_group", "stage", "type", "reason_code"),
+            make_plan=plan,
+            carry_out=carry_out,
+            left_out=lambda plan: {
+                "known": (plan.known_count, "that are here already, or whose task lives or ended otherwise")
+            },
+        )
+        run_async(acting.act(acting.Request("import", pace, consent), kind))
 
 
 @contextmanager
 def _lines(path: Path) -> Iterator[IO[str]]:
-    """The lines of a file, or of standard input for `-`. Raises UsageError."""
-    if str(path) == "-":
-        yield sys.stdin
-        return
+    """The lines of a file, or of standard input for `-`, to be read twice. Raises UsageError."""
     try:
-        file = path.open(encoding="utf-8")
+        with ExitStack() as stack:
+            yield _opened(path, stack)
+    except UnicodeError as error:
+        raise UsageError(f"{str(path)[:200]!r} is not UTF-8 text") from error
+
+
+def _opened(path: Path, stack: ExitStack) -> IO[str]:
+    """A copy of what can be read only once."""
+    try:
+        file = sys.stdin if str(path) == "-" else stack.enter_context(path.open(encoding="utf-8"))
+        if file is not sys.stdin and file.seekable():
+            return file
+        copy = SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8")  # noqa: SIM115  the stack closes it
+        shutil.copyfileobj(file, stack.enter_context(copy))
+    except UnicodeError:
+        raise
     except (OSError, ValueError) as error:  # a name that no file system takes is a ValueError
         raise UsageError(f"{str(path)[:200]!r} cannot be read: {reason_of(error)}") from error
-    with file:
-        try:
-            yield file
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{str(path)[:200]!r} is not UTF-8 text") from error
+    return copy

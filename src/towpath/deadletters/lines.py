@@ -72,7 +72,7 @@ class Head(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     installation: str
     schema_version: str
-    exported_at: str
+    exported_at: _When
 
 
 class End(msgspec.Struct, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 BATCH_LIMIT: Final = 500
+SAMPLE_SIZE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Wanted:
 
     def asked(self) -> str:
         """The request as text: the same request finishes what was interrupted."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
         return json.dumps({name: value for name, value in given.items() if value}, default=_plain)
 
 
@@ -81,6 +82,8 @@ class Plan:
     limit: int | None
     counts: Counter[tuple[str, str]]
     """By destination and type."""
+    sample_ids: list[UUID] = field(default_factory=list)
+    """The first message ids."""
     oldest: datetime | None = None
     newest: datetime | None = None
 
@@ -114,6 +117,7 @@ async def make_plan(
             connection, plan.criteria(), after_id=before.last_id, limit=limit, chunk=10_000
         ):
             plan.counts.update((row["destination"], row["type"]) for row in rows)
+            plan.sample_ids += [row["message_id"] for row in rows[: SAMPLE_SIZE - len(plan.sample_ids)]]
             times = [row["created_at"] for row in rows]
             plan.oldest = min(times) if plan.oldest is None else min(plan.oldest, *times)
             plan.newest = max(times) if plan.newest is None else max(plan.newest, *times)

@@ -64,6 +64,10 @@ class Revisions:
                 for row in rows:
                     yield dict(row), [one for one in corrections if one["dead_letter"] == row["id"]]
 
+    async def missing(self, connection: Connection, letters: str) -> set[int]:
+        """Which of the dead letters of a JSON array are not there: their lines."""
+        return {row["line"] for row in await connection.fetch(self._sql["missing"], letters)}
+
     async def bring(self, connection: Connection, letters: str) -> list[Any]:
         """Add the dead letters of a JSON array that are not there, in the caller's transaction."""
         return list(await connection.fetch(self._sql["import"], letters))

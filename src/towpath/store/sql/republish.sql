@@ -22,7 +22,7 @@ select a.id, a.filter::text as filter, a.counts::text as counts from towpath.aud
 -- having been refused. Not the copies of dead letters, and not what was sent again before: else every run would
 -- double the next. (As `send_again` writes it; to look into JSON fails where a producer wrote \u0000.) Reads the whole
 -- ring once; takes no locks beyond reading.
-select o.shard, o.xid::text as xid, o.id, o.destination, o.type, o.created_at
+select o.shard, o.xid::text as xid, o.id, o.message_id, o.destination, o.type, o.created_at
   from towpath.outbox o join towpath.shard_progress p on p.shard = o.shard
  where o.created_at >= $1 and o.created_at < $2
    and ($3::text[] is null or o.destination = any($3)) and ($4::text[] is null or o.type = any($4))

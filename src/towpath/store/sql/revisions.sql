@@ -40,6 +40,16 @@ select d.*, t.lane, t.owner, t.run_no
 select (select m.value from towpath.meta m where m.name = 'installation_id') as installation,
        (select m.value from towpath.meta m where m.name = 'schema_version') as schema_version
 
+-- name: missing
+-- Of the dead letters $1, a JSON array, those that `import` would bring: their lines. Takes no locks; indexes: primary
+-- key of task, unique key of dead_letter.
+select x.line
+  from json_to_recordset($1::text::json) x(line bigint, consumer_group text, message_id uuid, stage text, state text)
+ where not exists (select from towpath.dead_letter d where d.consumer_group = x.consumer_group
+                      and d.message_id = x.message_id)
+   and (x.stage = 'publish' or x.state <> 'open' or not exists (
+     select from towpath.task t where t.consumer_group = x.consumer_group and t.id = x.message_id and t.state <> 'DEAD'))
+
 -- name: import
 -- Dead letters $1, a JSON array, that are not there: with their dead tasks where those are missing too, and left out
 -- where the task lives or ended otherwise. Returns the new rows. Indexes: primary key of task, unique key of dead_letter.
