@@ -14,6 +14,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
+import jsonschema
+
+from tests.fixtures.json_documents import published
 from towpath.cli import health
 from towpath.cli.exits import OK, Stop
 from towpath.testing.services.ports import ReservedPort
@@ -60,9 +63,11 @@ class Deployable:
         return await asyncio.to_thread(ask)
 
     async def facts(self, path: str) -> dict[str, Any]:
-        """What `/livez` or `/readyz` says; empty where nothing answers."""
+        """What `/livez` or `/readyz` says, which has the published shape; empty where nothing answers."""
         status, body = await self.get(path)
         facts: dict[str, Any] = json.loads(body) if body else {}
+        if body:
+            jsonschema.validate(facts, published(f"{self.noun}.check"))
         assert facts.get("ok", False) is (status == 200)
         return facts
 

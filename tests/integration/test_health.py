@@ -339,6 +339,8 @@ async def test_a_process_whose_loop_stopped_fails_its_liveness_until_it_comes_ro
             return ran.code == code
 
         await service.until_ready()
+        ready = (noun, "check", "--json")
+        check_document(ready, (await asyncio.to_thread(towpath, *ready)).out)
         async with _stopped(site, noun):
             await until("the loop is named", lambda: _is_stuck(service, loop))
             await until("the check says no", lambda: ends_with(SAYS_NO))
