@@ -10,21 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deployment.kinds import KUSTOMIZATION, SCHEMAS, described
+from towpath.backoff import parse_duration
+from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queues
+from towpath.consumer.service import load_app
 from towpath.settings import load, variables
+from towpath.settings.model import RelaySettings, WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
+K8S = ROOT / "compose/k8s"
 MANIFESTS = [
-    pytest.param(document, id=f"{path.stem}: {document['kind']}")
-    for path in sorted((ROOT / "compose/k8s").glob("*.yaml"))
+    pytest.param(
+        document,
+        id=f"{path.relative_to(K8S).with_suffix('')}: {document['kind']}"
+        f" {document.get('metadata', {}).get('name', '')}",
+    )
+    for path in sorted(K8S.rglob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text())
 ]
-OWN_KINDS = {"ScaledObject", "TriggerAuthentication", "PodMonitor", "Kustomization"}
-"""Of operators, whose schemas no package carries."""
+DOCUMENTS: list[dict[str, Any]] = [each.values[0] for each in MANIFESTS]
 
 
 def test_the_compose_file_follows_the_specification() -> None:
@@ -134,17 +144,69 @@ def test_a_command_of_a_manifest_is_one_of_the_command_line(words: list[str]) ->
 
 @pytest.mark.parametrize("document", MANIFESTS)
 def test_a_manifest_is_valid(document: dict[str, Any]) -> None:
-    if document["kind"] in OWN_KINDS:
-        assert set(document) >= {"apiVersion", "kind"}
+    if document["kind"] == "Kustomization":
+        jsonschema.validate(document, KUSTOMIZATION)
+        return
+    if schema := SCHEMAS.get(document["kind"]):
+        if document == PATCH:
+            schema = {**schema, "required": ["triggers"]}
+        jsonschema.validate(document, described(schema))
         return
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_kustomization_lists_every_manifest() -> None:
-    directory = ROOT / "compose/k8s"
-    listed = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
-    assert sorted(listed) == sorted(
-        path.name for path in directory.glob("*.yaml") if path.name != "kustomization.yaml"
+(PATCH,) = yaml.safe_load_all((K8S / "rabbitmq/scaling.yaml").read_text())
+
+
+@pytest.mark.parametrize("directory", [K8S, K8S / "rabbitmq"], ids=lambda path: path.name)
+def test_a_kustomization_lists_every_manifest(directory: Path) -> None:
+    given = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    listed = {*given["resources"], *(each["path"] for each in given.get("patches", ()))}
+    there = {path.name for path in directory.glob("*.yaml")} - {"kustomization.yaml"}
+    assert listed - {".."} == there
+
+
+def _of(kind: str) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in DOCUMENTS if each["kind"] == kind and each != PATCH}
+
+
+def test_every_deployment_is_scaled_disrupted_with_care_and_reached_by_the_policy() -> None:
+    (policy,) = _of("NetworkPolicy").values()
+    (selected,) = policy["spec"]["podSelector"]["matchLabels"].items()
+    names = set(_of("Deployment"))
+    assert names == {"relay", "orders"}
+    assert set(_of("ScaledObject")) == set(_of("PodDisruptionBudget")) == names
+    for name, pod in (_of("Deployment") | _of("Job")).items():
+        assert selected in pod["spec"]["template"]["metadata"]["labels"].items(), name
+    known = set(_of("TriggerAuthentication"))
+    for scaled in (*_of("ScaledObject").values(), PATCH):
+        used = {each["authenticationRef"]["name"] for each in scaled["spec"]["triggers"] if len(each) == 3}
+        assert used <= known
+
+
+def test_the_grace_of_a_pod_is_longer_than_its_process_takes_to_drain() -> None:
+    """S4"""
+    defaults = {"relay": RelaySettings().publish_deadline, "orders": WorkerSettings().drain_timeout}
+    for name, default in defaults.items():
+        pod = _of("Deployment")[name]["spec"]["template"]["spec"]
+        given = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+        told = given.get("TOWPATH_WORKER__DRAIN_TIMEOUT")
+        drain = default if told is None else parse_duration(told)
+        assert pod["terminationGracePeriodSeconds"] > drain.total_seconds() + 10, name
+        probes = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+        for probe, path in probes.items():
+            assert pod["containers"][0][probe]["httpGet"] == {"path": path, "port": "health"}
+
+
+def test_the_scaler_counts_the_messages_of_the_groups_queues() -> None:
+    """Every queue that the group reads, and none of its dead letters."""
+    pattern = PATCH["spec"]["triggers"][0]["metadata"]["queueName"]
+    addresses = load_app("consumers.groups.orders.app:app").destinations
+    ours = [queue.name for address in addresses for queue in group_queues("orders", address, 12)]
+    assert all(re.search(pattern, name) for name in ours)
+    others = [broker_dead_letter_address("orders", address) for address in addresses]
+    assert not any(
+        re.search(pattern, name) for name in (*others, "orders-eu.orders.0", "orders.orders.0.dlq")
     )
 
 
@@ -167,20 +229,26 @@ def test_a_pod_meets_the_restricted_profile(document: dict[str, Any]) -> None:
         } <= set(variables())
 
 
-async def test_the_scaler_asks_postgres_what_it_can_answer_by_index(migrated_url: str) -> None:
-    """The query of the KEDA trigger, as written, on the real schema."""
-    (scaled,) = (each.values[0] for each in MANIFESTS if each.values[0]["kind"] == "ScaledObject")
+@pytest.mark.parametrize(
+    ("scaled", "index", "count"), [("orders", "task_due", 0), ("relay", r"outbox_0_\w*xid\w*", 3)]
+)
+async def test_a_scaler_asks_postgres_what_it_can_answer_by_index(
+    migrated_url: str, scaled: str, index: str, count: int
+) -> None:
+    """The queries of the KEDA triggers, as written, on the real schema."""
     (query,) = (
         trigger["metadata"]["query"]
-        for trigger in scaled["spec"]["triggers"]
+        for trigger in _of("ScaledObject")[scaled]["spec"]["triggers"]
         if trigger["type"] == "postgresql"
     )
     connection = await asyncpg.connect(migrated_url)
     try:
-        count = await connection.fetchval(query)
+        for key in ("a", "b", "c"):
+            await connection.execute("select towpath.emit('orders', 'order.placed', '{}', $1)", key)
+        counted = await connection.fetchval(query)
         await connection.execute("set enable_seqscan = off")
         plan = await connection.fetchval(f"explain (format json) {query}")
     finally:
         await connection.close()
-    assert count == 0
-    assert "task_due" in plan
+    assert counted == count
+    assert re.search(rf'"Index Name": "{index}"', plan), plan
