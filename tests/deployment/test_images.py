@@ -1,52 +1,29 @@
 """What the Dockerfiles describe, built and started in clean directories, without a container engine."""
 
 import asyncio
-import json
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
+import psycopg
 import pytest
 
+from tests.docs.pages import blocks, commands
+from tests.docs.test_operations import is_as_shown
 from tests.fixtures.graveyard import bury
+from tests.fixtures.images import IGNORED, IMAGES, ROOT, Container, namespace, read
 from towpath.settings import variables
 from towpath.testing.services.ports import ReservedPort
 
-ROOT = Path(__file__).parents[2]
-IMAGES = ("outbox_relay", "consumers")
-IGNORED = shutil.ignore_patterns("__pycache__")  # by .dockerignore too
-
-
-@dataclass(frozen=True)
-class Image:
-    """The final stage of a Dockerfile."""
-
-    environment: Mapping[str, str]
-    copied: tuple[str, ...]
-    command: tuple[str, ...]
-    health_check: tuple[str, ...]
-    text: str
-
-
-def read(name: str) -> Image:
-    """The instructions that matter, from the last FROM on."""
-    text = (ROOT / name / "Dockerfile").read_text()
-    last = "\nFROM" + text.rpartition("\nFROM")[2].replace("\\\n", " ")
-    commands = [tuple(json.loads(words)) for words in re.findall(r"CMD (\[.*\])", last)]
-    (environment,) = re.findall(r"\nENV (.*)", last)
-    return Image(
-        dict(pair.split("=", 1) for pair in environment.split()),
-        tuple(re.findall(r"\nCOPY (\S+) /app/", last)),
-        commands[1],
-        commands[0],
-        last,
-    )
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -69,43 +46,6 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-class Container:
-    """One process in the image's directory and environment, and nothing of the repository's."""
-
-    def __init__(self, image: Image, prefix: Path, directory: Path, environment: Mapping[str, str]) -> None:
-        for name in image.copied:
-            shutil.copytree(ROOT / name, directory / name, ignore=IGNORED)
-        self._directory = directory
-        self._environment = {
-            **image.environment,
-            **environment,
-            "PATH": f"{prefix / 'bin'}:/usr/bin:/bin",
-            "HOME": "/nonexistent",
-        }
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """As `docker exec`."""
-        return subprocess.run(
-            self._words(words),
-            env=self._environment,
-            cwd=self._directory,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """As `docker run`."""
-        return subprocess.Popen(
-            self._words(words), env=self._environment, cwd=self._directory, stderr=subprocess.PIPE, text=True
-        )
-
-    def _words(self, words: tuple[str, ...]) -> list[str]:
-        program = shutil.which(words[0], path=self._environment["PATH"])
-        assert program is not None, f"{words[0]} is not in the image"
-        return [program, *words[1:]]
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
     reserved = ReservedPort()
@@ -113,7 +53,6 @@ def port() -> Iterator[int]:
     reserved.release()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("outbox_relay", ()), ("consumers", ("python", "-m", "consumers", "run", "orders"))],
@@ -121,6 +60,7 @@ def port() -> Iterator[int]:
 def test_an_image_starts_is_healthy_and_drains(
     prefix: Path, migrated_url: str, tmp_path: Path, port: int, name: str, arguments: tuple[str, ...]
 ) -> None:
+    """S4: as process 1, where the kernel drops what nobody handles, beside a child that nobody waits for."""
     image = read(name)
     noun = image.health_check[1]
     container = Container(
@@ -133,46 +73,126 @@ def test_an_image_starts_is_healthy_and_drains(
             f"TOWPATH_{noun.upper()}__HEALTH_PORT": str(port),
         },
     )
-    process = container.start(*(arguments or image.command))
-    try:
+    with container.started(tmp_path / "log", *(arguments or image.command)) as process:
+        process.leave_an_orphan()
         deadline = time.monotonic() + 60
         while (healthy := container.run(*image.health_check)).returncode and time.monotonic() < deadline:
             time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+        assert healthy.returncode == 0, healthy.stderr + process.log
+        assert process.is_process_1 is bool(namespace()[0])
+        process.signal(signal.SIGTERM)
+        assert process.exit_code() == 0, process.log
 
-    assert healthy.returncode == 0, healthy.stderr + log
-    assert process.returncode == 0, log
-    assert "service.stopped" in log
+    assert "service.stopped" in process.log
     assert container.run(*image.health_check).returncode == 4
     assert container.run("towpath", "dlq", "summary").returncode == 0
     assert not list(tmp_path.rglob("__pycache__")), "a read-only root would refuse it"
+    say_if_weaker()
 
 
-async def _bury(url: str) -> None:
+def say_if_weaker() -> None:
+    """A test that had no process 1 does not pass unnoticed."""
+    words, why = namespace()
+    if not words:
+        pytest.skip(f"signals were right, but not as process 1: {why}")
+
+
+_INVOICE_REQUESTED = """
+insert into towpath.task (consumer_group, id, type, kind, source, state, held_by, due_at, waiting_for,
+                          payload, content_type)
+values ('orders', %s, 'invoice.requested', 'event', 'invoices', 'WAITING', 'database', towpath.clock(),
+        'retry', '{"order_id": "o-1", "amount": 5}', 'application/json')
+"""
+
+
+def _is_running(db: "psycopg.Connection[tuple[str]]") -> bool:
+    row = db.execute("select state from towpath.task").fetchone()
+    return row is not None and row[0] == "RUNNING"
+
+
+def test_a_second_signal_ends_process_1_at_once(prefix: Path, migrated_url: str, tmp_path: Path) -> None:
+    """S4: whatever its handlers do; the first one waits for them."""
+    environment = {
+        "TOWPATH_DATABASE_URL": migrated_url,
+        "TOWPATH_BROKER_URL": "memory://image",
+        "TOWPATH_WORKER__DRAIN_TIMEOUT": "10m",
+        "TOWPATH_WORKER__HEALTH_PORT": "0",
+    }
+    container = Container(read("consumers"), prefix, tmp_path, environment)
+    made = container.run("python", "-m", "consumers", "init", "orders")
+    assert made.returncode == 0, made.stderr
+    with psycopg.connect(migrated_url) as locking, psycopg.connect(migrated_url, autocommit=True) as db:
+        locking.execute("lock table invoice")  # so the handler does not end
+        db.execute(_INVOICE_REQUESTED, [uuid4()])
+        with container.started(tmp_path / "log", "python", "-m", "consumers", "run", "orders") as process:
+            process.until("a handler that runs", lambda: _is_running(db))
+            process.signal(signal.SIGTERM)
+            process.logged("service.draining")
+            process.signal(signal.SIGINT)
+            assert process.exit_code() == 128 + signal.SIGINT, process.log
+    assert "service.stopped" not in process.log
+    say_if_weaker()
+
+
+async def _bury(url: str, count: int = 2) -> None:
     db = await asyncpg.connect(url)
-    await bury(db, ["k1", "k2"])
+    await bury(db, [f"k{number}" for number in range(count)])
     await db.close()
 
 
-def test_the_command_of_an_image_replays_without_a_terminal(
+def test_a_command_that_is_process_1_is_interrupted_by_a_signal(
     prefix: Path, migrated_url: str, tmp_path: Path
 ) -> None:
-    """D3, O1: as `docker run … towpath dlq replay --group billing --yes`."""
+    """S4, D3: `docker stop` and the end of a Job need not wait for the kill; run again it goes on."""
+    asyncio.run(_bury(migrated_url, 50))
+    container = Container(read("outbox_relay"), prefix, tmp_path, {"TOWPATH_DATABASE_URL": migrated_url})
+    replay = ("towpath", "dlq", "replay", "--all", "--yes")
+
+    with (
+        psycopg.connect(migrated_url, autocommit=True) as db,
+        container.started(tmp_path / "log", *replay, "--rate", "1") as process,
+    ):
+        process.until("a first one", lambda: db.execute("select from towpath.audit").rowcount == 1)
+        process.signal(signal.SIGTERM)
+        assert process.exit_code() == 130, process.log
+    rest = container.run(*replay)
+
+    assert (rest.returncode, "going on with what was interrupted" in rest.stdout) == (0, True), rest
+    say_if_weaker()
+
+
+@pytest.fixture
+def docker(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a `docker` that runs what an image would."""
+    directory = tmp_path_factory.mktemp("bin")
+    program = directory / "docker"
+    command = f'{sys.executable} -m tests.deployment.container_engine --prefix {prefix} "$@"'
+    program.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {command}\n")
+    program.chmod(0o755)
+    return directory
+
+
+def test_the_command_of_an_image_replays_without_a_terminal(
+    docker: Path, migrated_url: str, tmp_path: Path
+) -> None:
+    """D3, O1: the blocks of docs/deploying.md."""
     asyncio.run(_bury(migrated_url))
-    environment = {"TOWPATH_DATABASE_URL": migrated_url}
-    container = Container(read("outbox_relay"), prefix, tmp_path, environment)
+    (tmp_path / "operator.env").write_text(f"TOWPATH_DATABASE_URL={migrated_url}\n")
+    environment = {"PATH": f"{docker}:{os.environ['PATH']}"}
 
-    unsaid = container.run("towpath", "dlq", "replay", "--group", "billing")
-    ran = container.run("towpath", "dlq", "replay", "--group", "billing", "--yes")
-    again = container.run("towpath", "dlq", "replay", "--group", "billing", "--yes")
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
 
-    assert (unsaid.returncode, "add --yes" in unsaid.stderr) == (2, True)
-    assert (ran.returncode, "replayed 2" in ran.stdout) == (0, True), ran.stdout + ran.stderr
-    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stdout + again.stderr
+    [block] = [block for block in blocks("docs/deploying.md") if block.language == "console"]
+    [(line, shown)] = commands(block.text)
+    unsaid, ran, again = run(line.replace(" --yes", "")), run(line), run(line)
+
+    assert (unsaid.returncode, "add --yes" in unsaid.stderr) == (2, True), unsaid
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert is_as_shown(shown, ran.stdout), ran.stdout
+    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -8,9 +8,7 @@ from textwrap import dedent
 from typing import Final
 
 REPOSITORY: Final = Path(__file__).parents[2]
-_FENCE: Final = re.compile(
-    r"(?:^ *<!-- not executed: ([^\n]*) -->\n)?^( *)```([^\n`]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
-)
+_FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _FILE: Final = re.compile(r"# (\S+\.\w+)\n")
 
 
@@ -21,8 +19,6 @@ class Block:
     language: str
     text: str
     line: int
-    excuse: str | None = None
-    """Why it is not executed: `<!-- not executed: … -->` on the line before it."""
 
     @property
     def file_name(self) -> str | None:
@@ -35,7 +31,7 @@ def blocks(page: str) -> list[Block]:
     """The blocks of a page, by its path from the repository, in their order."""
     content = (REPOSITORY / page).read_text(encoding="utf-8")
     return [
-        Block(match[3], dedent(match[4]), content.count("\n", 0, match.start(2)) + 1, match[1])
+        Block(match[2], dedent(match[3]), content.count("\n", 0, match.start()) + 1)
         for match in _FENCE.finditer(content)
     ]
 

@@ -18,14 +18,18 @@ ON_AN_EMPTY_DATABASE = ["docs/operating/upgrading.md"]
 
 def shown(page: str) -> list[Block]:
     """What the page says that commands print."""
-    return [block for block in blocks(page) if block.language == "console" and block.excuse is None]
+    return [block for block in blocks(page) if block.language == "console"]
 
 
 OF_STAGED_STATES = ["docs/operating/doctor.md", "docs/operating/offsets.md", "docs/operating/unknown.md"]
 """Need more than rows: test_staged_pages.py."""
 OF_A_LOST_DATABASE = "docs/backup-and-restore.md"
 """Is followed from the dump on: test_backup_page.py."""
-ELSEWHERE = ["docs/consuming.md", OF_A_LOST_DATABASE, *OF_STAGED_STATES]
+OF_IMAGES = "docs/deploying.md"
+"""Is run in their layout: tests/deployment/test_images.py."""
+OF_BENCHMARKS = "docs/performance.md"
+"""test_performance_page.py"""
+ELSEWHERE = ["docs/consuming.md", OF_A_LOST_DATABASE, OF_IMAGES, OF_BENCHMARKS, *OF_STAGED_STATES]
 PAGES = [page for page in pages() if page not in ELSEWHERE and shown(page)]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import asyncpg
 import pytest
 from uuid_utils.compat import uuid7
 
-from tests.docs.pages import blocks, commands
+from tests.docs.pages import blocks
 from tests.docs.test_consuming_page import write_package
-from tests.docs.test_operations import follow, something_happened
+from tests.docs.test_operations import follow
 from tests.fixtures.fix_cli import Run
 from tests.fixtures.graveyard import bury
 from tests.integration.wired import new_name
@@ -89,15 +88,3 @@ def test_doctor_looks_at_everything_the_page_names(
     (example,) = [block.text for block in blocks("docs/operating/doctor.md") if block.language == "text"]
     named = {line[13:32].strip() for line in example.splitlines() if line != "…"}
     assert named <= {check.name for check in CHECKS}
-
-
-def test_what_runs_inside_a_container_is_executed_outside(towpath: Run, migrated_url: str) -> None:
-    asyncio.run(something_happened(migrated_url))
-    (block,) = [each for each in blocks("docs/deploying.md") if each.excuse is not None]
-    ((line, _),) = commands(block.text)
-    words = shlex.split(line)
-
-    ran = towpath(*words[words.index("towpath") + 1 :])
-
-    assert ran.code == 0, ran.err
-    assert "replayed 3" in ran.out
