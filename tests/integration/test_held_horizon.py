@@ -4,14 +4,20 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
 from tests.integration.relaying import emit_many
 from tests.plans.test_relay_plans import like_the_relay
+from towpath.store.leases import Leases
 from towpath.store.statements import load
 
 POLL = load("relay")["poll"]
+RENEW = load("relay")["renew_leases"]
+APPEND = load("relay")["append_progress"]
+RENEWALS = 720
+"""Of an hour."""
 SHARDS = list(range(16))
 
 
@@ -26,6 +32,15 @@ async def held_horizon(url: str) -> AsyncIterator[None]:
         await connection.close(timeout=10)
 
 
+async def pages_of(relay: Any, statement: str, *arguments: Any) -> tuple[int, int]:
+    """How many pages a statement touches, and how many rows it gives back."""
+    [plan] = json.loads(
+        await relay.fetchval(f"explain (analyze, buffers, format json) {statement}", *arguments)
+    )
+    node = plan["Plan"]
+    return node["Shared Hit Blocks"] + node["Shared Read Blocks"], node["Actual Rows"]
+
+
 async def next_cut(db: Any) -> str:
     found: str = await db.fetchval("select pg_snapshot_xmax(pg_current_snapshot())::text")
     return found
@@ -35,12 +50,9 @@ async def pages_of_a_poll(relay: Any, cut: str, count: int) -> int:
     """How many pages a poll of one window touches; the least of some, for others write to the same pages."""
     found: list[int] = []
     for _ in range(5):
-        text = await relay.fetchval(
-            f"explain (analyze, buffers, format json) {POLL}", cut, SHARDS, "{}", None, 2000, 8_000_000
-        )
-        [plan] = json.loads(text)
-        assert plan["Plan"]["Actual Rows"] == count + 1
-        found.append(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"])
+        pages, rows = await pages_of(relay, POLL, cut, SHARDS, "{}", None, 2000, 8_000_000)
+        assert rows == count + 1
+        found.append(pages)
     return min(found)
 
 
@@ -70,3 +82,39 @@ async def test_a_poll_reads_as_few_pages_after_an_hours_work_under_a_held_horizo
     # One more level of the index of each shard, and a page where the entries of a shard are split.
     assert after <= before * 1.1 + 4 * 16
     assert idle <= 4 * 16 * 4
+
+
+async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_under_a_held_horizon(
+    db: Any, migrated_url: str
+) -> None:
+    """R3: neither a renewal nor the fence of a journal row steps over the dead rows of those before."""
+    relay_id, leases = UUID(int=1), Leases()
+    epochs = await leases.take(
+        db, relay_id, lease_seconds=3600, margin_seconds=0, count=len(SHARDS), shards=range(16)
+    )
+    server, cut = await db.fetchrow(load("relay")["server"]), await next_cut(db)
+    snapshot = f"{cut}:{cut}:"
+    progress = [relay_id, SHARDS, [epochs[shard] for shard in SHARDS], [None] * 16, snapshot, snapshot]
+    async with like_the_relay(migrated_url) as relay:
+
+        async def renewal() -> int:
+            """The least of some: pages are split now and then."""
+            found = [await pages_of(relay, RENEW, relay_id, 3600) for _ in range(5)]
+            assert [rows for _, rows in found] == [16] * 5
+            return min(pages for pages, _ in found)
+
+        async def journal_row() -> int:
+            before = await db.fetchval("select count(*) from towpath.journal")
+            started_at, timeline = server["started_at"], server["timeline"]
+            found = [await pages_of(relay, APPEND, *progress, started_at, timeline) for _ in range(5)]
+            assert await db.fetchval("select count(*) from towpath.journal") == before + 5
+            return min(pages for pages, _ in found)
+
+        before = await renewal(), await journal_row()
+        async with held_horizon(migrated_url):
+            for _ in range(RENEWALS):
+                assert await leases.renew(relay, relay_id, 3600) == epochs
+            after = await renewal(), await journal_row()
+    # An hour's index has a level more, which each way into it descends.
+    assert after[0] <= before[0] + 4 * 16
+    assert after[1] <= before[1] + 2 * 16

@@ -1,5 +1,6 @@
 """Leases and the fenced journal, statement by statement, on real Postgres."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -123,6 +124,56 @@ async def test_a_takeover_waits_for_a_journal_row_in_the_making(db: Any, other: 
     with pytest.raises(asyncpg.LockNotAvailableError):
         await db.execute("update towpath.shard_lease set relay = $1, epoch = epoch + 1 where shard = 0", B)
     await transaction.commit()
+
+
+async def blocked(connection: Any, waiting: "asyncio.Task[Any]") -> None:
+    """Wait until somebody waits for a lock in this database."""
+    while not await connection.fetchval(
+        "select exists (select from pg_stat_activity where datname = current_database() "
+        "and wait_event_type = 'Lock')"
+    ):
+        assert not waiting.done()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_journal_row_waits_for_a_renewal_that_is_being_written(db: Any, other: Any) -> None:
+    """R5, R6: and counts under the lease as it is then."""
+    epochs = await take(db, A)
+    server, now = await server_of(db)
+    transaction = other.transaction()
+    await transaction.start()
+    assert await LEASES.renew(other, A, 60) == epochs
+    appending = asyncio.create_task(JOURNAL.append(db, A, entry(now, now, epochs), server))
+    await blocked(other, appending)
+    await transaction.commit()
+    appended = await appending
+    assert appended.seq is not None
+    assert appended.held == frozenset(epochs)
+
+
+async def test_what_is_given_back_meanwhile_is_neither_renewed_nor_journaled(db: Any, other: Any) -> None:
+    """R5: a statement that began before it and waited for it."""
+    epochs = await take(db, A)
+    server, now = await server_of(db)
+
+    async def beside_a_release(shard: int, waiting: "asyncio.Task[Any]") -> Any:
+        await LEASES.release(other, A, {shard: epochs[shard]})
+        await blocked(other, waiting)
+        await transaction.commit()
+        return await waiting
+
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute("select from towpath.shard_lease where shard = 0 for update")
+    appending = asyncio.create_task(JOURNAL.append(db, A, entry(now, now, epochs), server))
+    appended = await beside_a_release(0, appending)
+    assert (appended.seq, appended.held) == (None, frozenset(epochs) - {0})
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute("select from towpath.shard_lease where shard = 1 for update")
+    assert await beside_a_release(1, asyncio.create_task(LEASES.renew(db, A, 60))) == {
+        shard: epoch for shard, epoch in epochs.items() if shard > 1
+    }
 
 
 async def test_a_shards_progress_is_its_newest_row_under_its_highest_epoch(db: Any) -> None:

@@ -106,12 +106,13 @@ order by p.shard, p.epoch desc, j.seq desc
 -- name: append_progress
 -- One row for shards $2 that relay $1 holds under epochs $3: the window $5 to $6 is done up to the ids $4, or wholly
 -- where that is null. Nothing is written unless every lease is held and the server is the one that was read from
--- ($7 start time, $8 timeline). Locks the lease rows FOR SHARE in shard order, so that no takeover can pass it.
+-- ($7 start time, $8 timeline). Locks the lease rows FOR SHARE in the order given, by shard, so that no takeover can pass
+-- it. Index: primary key of leases, from the newest.
 with held as materialized (
-  select l.shard from towpath.shard_lease l
-  where l.shard = any($2::smallint[]) and l.relay = $1 and l.lease_until > towpath.clock()
-    and l.epoch = ($3::bigint[])[array_position($2::smallint[], l.shard)]
-  order by l.shard for share
+  select h.shard from unnest($2::smallint[], $3::bigint[]) s(shard, epoch), lateral (
+    select l.shard from towpath.shard_lease l
+    where l.shard = s.shard and l.epoch = s.epoch and l.relay = $1 and l.lease_until > towpath.clock()
+    order by l.lease_until desc limit 1 for share) h
 ), written as (
   insert into towpath.journal (relay, shards, epochs, last_ids, snapshot_from, snapshot_to)
   select $1, $2, $3, $4::bigint[], $5::text::pg_snapshot, $6::text::pg_snapshot
@@ -170,11 +171,21 @@ from towpath.relay r
 where r.id <> $1 and r.broker = $4 and r.seen_at > towpath.clock() - make_interval(secs => $3)
 
 -- name: renew_leases
--- Prolong what relay $1 holds by $2 seconds; a lapsed lease is not revived. Locks in shard order.
+-- Prolong what relay $1 holds by $2 seconds; a lapsed lease is not revived. Locks in shard order. Index: primary key, from
+-- the newest entry of each shard: those behind it are of dead rows, which nothing can remove while vacuum is held back.
+with newest as materialized (
+  select h.place, h.relay
+  from generate_series(0, (select max(b.number) + 1 from towpath.broker b) * towpath.shards_per_broker() - 1) n(shard), lateral (
+    select l.ctid as place, l.relay from towpath.shard_lease l where l.shard = n.shard
+    order by l.epoch desc, l.lease_until desc limit 1) h
+), held as materialized (
+  select l.ctid as place from towpath.shard_lease l
+  where l.ctid = any(array(select n.place from newest n where n.relay = $1)) and l.relay = $1
+    and l.lease_until > towpath.clock()
+  order by l.shard for update
+)
 update towpath.shard_lease set lease_until = towpath.clock() + make_interval(secs => $2)
-where shard = any(array(select l.shard from towpath.shard_lease l
-                        where l.relay = $1 and l.lease_until > towpath.clock() order by l.shard for update))
-  and relay = $1
+where ctid = any(array(select h.place from held h)) and relay = $1
 returning shard, epoch
 
 -- name: take_leases

@@ -142,12 +142,15 @@ create table towpath.relay (
   seen_at    timestamptz not null default towpath.clock()
 );
 
+-- One row a shard. Its key grows with each renewal: by index the newest version comes first, and none before it is
+-- stepped over, or looked at for a duplicate, while something keeps vacuum from removing them.
 create table towpath.shard_lease (
-  shard       smallint primary key,
+  shard       smallint not null,
   relay       uuid,
   epoch       bigint not null default 0,
-  lease_until timestamptz not null default '-infinity'
-) with (fillfactor = 50);
+  lease_until timestamptz not null default '-infinity',
+  primary key (shard, epoch, lease_until)
+);
 insert into towpath.shard_lease (shard)
   select n::smallint from generate_series(0, towpath.shards_per_broker() - 1) n;
 
