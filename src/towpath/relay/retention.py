@@ -29,9 +29,7 @@ _PASS_SECONDS: Final = 60.0
 _TRIES: Final = 10
 """Of taking a lock at once, between the polls that hold one for a few milliseconds."""
 HOLD_SECONDS: Final = 0.05
-"""Longest hold of a slot's lock; doubled up to `_LONGEST_HOLD_SECONDS` from look to look while it is too
-short, or on a slow disk nothing would ever go."""
-_LONGEST_HOLD_SECONDS: Final = 0.8
+"""Longest hold of a slot's lock. Where that is too short for long, sent rows are deleted instead."""
 _DELETE_ROWS: Final = 1000
 _RESERVED_ROTATIONS: Final = 2.25
 """The slot written to, the next one, and some time in which to clear the oldest."""
@@ -64,8 +62,6 @@ class Clearing:
         self._blocked: dict[int, Reason] = {}
         self._cursors: dict[tuple[int, int], tuple[int, int]] = {}
         """How far single rows are deleted, by slot and shard: what was deleted is not walked over again."""
-        self._holds: dict[int, float] = {}
-        """Seconds the lock of a slow slot may be held."""
 
     async def run(self) -> None:
         """Look at the ring now and then, until cancelled.
@@ -136,24 +132,21 @@ class Clearing:
 
     def _settled(self, slot: int) -> None:
         self._blocked.pop(slot, None)
-        self._holds.pop(slot, None)
         for key in [key for key in self._cursors if key[0] == slot]:
             del self._cursors[key]
 
     async def _clear(self, connection: asyncpg.Connection[Any], slot: int) -> tuple[Reason | None, list[int]]:
         """Truncate the slot; else why not, and the shards with rows that are not sent."""
-        retention, hold_seconds = self._options.retention, self._holds.get(slot, self._hold_seconds)
+        retention = self._options.retention
         verdict = await self._store.verdict(connection, slot, retention)
         reason = verdict.reason
         if reason is not None:
             return reason, list(verdict.unsent)
         for _ in range(_TRIES):
-            reason = await self._store.clear(connection, slot, retention, hold_seconds=hold_seconds)
+            reason = await self._store.clear(connection, slot, retention, hold_seconds=self._hold_seconds)
             if reason != "locked":
                 break
             await asyncio.sleep(random.uniform(0.005, 0.03))
-        if reason == "slow":
-            self._holds[slot] = min(2 * hold_seconds, _LONGEST_HOLD_SECONDS)
         return reason, []
 
     async def _thin(self, connection: asyncpg.Connection[Any], ring: Ring, slot: Slot) -> bool:
