@@ -116,3 +116,23 @@ async def test_unsetting_is_a_move_too(db: Db, towpath: Run) -> None:
     await db.execute("select towpath.emit('views', 'view.seen', '', 'k')")
     ran = await tell(towpath, "destination", "unset", "views")
     assert (ran.code, "stop its producers" in ran.err) == (2, True)
+
+
+async def test_a_broker_that_nothing_names_any_more_is_not_missed(migrated_url: str, towpath: Run) -> None:
+    """R15: its shards are spoken of again as soon as something waits there."""
+    await tell(towpath, "broker", "add", "events")
+    await tell(towpath, "destination", "set", "views", "--broker", "events")
+
+    async def shards() -> int:
+        return len((await ask(towpath, "outbox", "status"))["shards"])
+
+    assert await shards() == 32
+    late = await asyncpg.connect(migrated_url, timeout=30)
+    transaction = late.transaction()
+    await transaction.start()
+    await late.execute("select towpath.emit('views', 'view.seen', '', 'k')")
+    assert (await tell(towpath, "destination", "unset", "views")).code == 0
+    assert await shards() == 16
+    await transaction.commit()
+    await late.close()
+    assert await shards() == 17

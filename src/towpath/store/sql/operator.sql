@@ -225,7 +225,8 @@ select e.at, e.event, e.from_state, e.to_state, e.version, e.attempt, e.run_no, 
 
 -- name: outbox_backlog
 -- Per shard: owner, progress, what is not published yet and what is parked behind refused messages or because its
--- destination is paused, each counted up to $1 rows. Takes no locks; indexes: outbox_window, those of publish_gate.
+-- destination is paused, each counted up to $1 rows. Shards of an added broker only while it is of use to somebody: a
+-- destination names it, a relay holds them, or something waits. Takes no locks; indexes: outbox_window, those of publish_gate.
 select l.shard, l.relay, l.epoch, l.relay is not null and l.lease_until > towpath.clock() as is_owned,
        r.host as relay_host,
        extract(epoch from towpath.clock() - p.created_at)::float8 as journal_age_seconds,
@@ -255,6 +256,9 @@ select l.shard, l.relay, l.epoch, l.relay is not null and l.lease_until > towpat
        limit $1
     ) w
   ) b
+ where l.shard < towpath.shards_per_broker() or b.pending > 0 or (l.relay is not null and l.lease_until > towpath.clock())
+    or exists (select from towpath.destination d where d.broker = l.shard / towpath.shards_per_broker())
+    or exists (select from towpath.publish_gate g where g.shard = l.shard)
  order by l.shard
 
 -- name: outbox_slots
