@@ -22,6 +22,7 @@ class CrashPoint(StrEnum):
     PUBLISHED_BEFORE_JOURNAL = "published_before_journal"
     JOURNALED_PARTIAL = "journaled_partial"
     JOURNALED = "journaled"
+    JOURNALED_BEFORE_RELEASE = "journaled_before_release"
     RECEIVED_BEFORE_CLAIM = "received_before_claim"
     CLAIMED_BEFORE_HANDLE = "claimed_before_handle"
     KEPT_BEFORE_ACK = "kept_before_ack"

@@ -190,6 +190,19 @@ async def test_a_relay_killed_at_any_step_loses_nothing(
     assert found.duplicates <= 100
 
 
+async def test_a_relay_killed_while_it_hands_shards_over_loses_nothing(site: Site) -> None:
+    """R4: what it had settled and not released yet goes on elsewhere when its lease is over."""
+    dying = await site.relay(TOWPATH_CRASH_AT=CrashPoint.JOURNALED_BEFORE_RELEASE)
+    async with writing(site):
+        await dying.logged("relay.lease_acquired")
+        successor = await site.relay()
+        assert await dying.exit_code() == -signal.SIGKILL
+        await successor.logged("relay.lease_acquired")
+    found = await site.verdict()
+    assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
+    assert found.duplicates <= 100
+
+
 async def test_relays_killed_at_random_lose_and_invert_nothing(site: Site, scale: float) -> None:
     """R4, P2: SIGKILL at any moment, two relays sharing the shards."""
     async with writing(site):

@@ -179,6 +179,7 @@ class JournalWriter:
         for number in epochs:
             self._shards.remove(number)
             self._superseded.lost(number)
+        crash_point(CrashPoint.JOURNALED_BEFORE_RELEASE)
         with link_errors():
             await self._leases.release(await self._link.connection(), self._relay, epochs)
 
