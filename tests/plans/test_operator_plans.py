@@ -34,6 +34,8 @@ IN_BATCHES = (
     "rerun_tasks",
     "revisions",
     "lock_for_edit",
+    "missing",
+    "import",
     "update",
 )
 BY_ID = {
@@ -75,6 +77,7 @@ async def test_the_batches_of_bulk_actions_scan_no_table(db: Db, migrated_url: s
         plans = {name: await explained(connection, name) for name in IN_BATCHES}
     finally:
         await connection.close()
+    plans["missing, as a plan is made"] = await explained(db, "missing")
 
     assert {name: scans(plan) for name, plan in plans.items() if scans(plan)} == {}
     wide = {

@@ -42,13 +42,14 @@ select (select m.value from towpath.meta m where m.name = 'installation_id') as 
 
 -- name: missing
 -- Of the dead letters $1, a JSON array, those that `import` would bring: their lines. Takes no locks; indexes: primary
--- key of task, unique key of dead_letter.
+-- key of task, unique key of dead_letter, looked up row by row: a NOT EXISTS could be hashed, from the whole table.
 select x.line
   from json_to_recordset($1::text::json) x(line bigint, consumer_group text, message_id uuid, stage text, state text)
- where not exists (select from towpath.dead_letter d where d.consumer_group = x.consumer_group
-                      and d.message_id = x.message_id)
-   and (x.stage = 'publish' or x.state <> 'open' or not exists (
-     select from towpath.task t where t.consumer_group = x.consumer_group and t.id = x.message_id and t.state <> 'DEAD'))
+ where (select d.id from towpath.dead_letter d
+         where d.consumer_group = x.consumer_group and d.message_id = x.message_id) is null
+   and (x.stage = 'publish' or x.state <> 'open'
+        or coalesce((select t.state from towpath.task t
+                      where t.consumer_group = x.consumer_group and t.id = x.message_id), 'DEAD') = 'DEAD')
 
 -- name: import
 -- Dead letters $1, a JSON array, that are not there: with their dead tasks where those are missing too, and left out
@@ -62,10 +63,11 @@ with given as materialized (
     lane text, owner text, run_no integer)
 ), missing as materialized (
   select g.* from given g
-   where not exists (select from towpath.dead_letter d where d.consumer_group = g.consumer_group
-                        and d.message_id = g.message_id)
-     and (g.stage = 'publish' or g.state <> 'open' or not exists (
-       select from towpath.task t where t.consumer_group = g.consumer_group and t.id = g.message_id and t.state <> 'DEAD'))
+   where (select d.id from towpath.dead_letter d
+           where d.consumer_group = g.consumer_group and d.message_id = g.message_id) is null
+     and (g.stage = 'publish' or g.state <> 'open'
+          or coalesce((select t.state from towpath.task t
+                        where t.consumer_group = g.consumer_group and t.id = g.message_id), 'DEAD') = 'DEAD')
 ), buried as (
   insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, owner, state, run_no, attempt,
                             held_by, reason_code, error_class, error_message, fingerprint, trace, created_at, finished_at)
