@@ -205,6 +205,11 @@ async def test_strangers_see_nothing(db: Any, log_in: LogIn, migrated_url: str) 
         ("operator", "tasks"),
         ("operator", "status"),
         ("operator", "pauses"),
+        ("operator", "repairs"),
+        ("operator", "revisions"),
+        ("operator", "republish"),
+        ("operator", "audit"),
+        ("operator", "lineage"),
     ],
 )
 async def test_each_statement_of_a_role_may_be_run_by_it(
