@@ -1,6 +1,7 @@
 """When a Kafka consumer counts as dead, stuck, or merely busy."""
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
@@ -22,13 +23,14 @@ class _Consumer:
     def __init__(self) -> None:
         self.partitions: set[int] | None = {0}
         self.does_answer = True
+        self.fetched_at_ms = 1  # long ago
         self._client: Any = type("Client", (), {"_conns": {}})()
 
     def assignment(self) -> set[TopicPartition]:
         return {PARTITION}
 
     def last_poll_timestamp(self, partition: TopicPartition) -> int:
-        return 1  # long ago
+        return self.fetched_at_ms
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return self.partitions
@@ -68,6 +70,16 @@ async def test_a_consumer_that_fetches_nothing_while_the_broker_answers_is_stuck
     assert watchdog.is_alive
     with pytest.raises(BrokerUnavailable, match="stopped fetching"):
         await _watch(watchdog, _Consumer())
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_consumer_that_stops_fetching_is_stuck_also_when_the_wall_clock_was_set_back() -> None:
+    """S6: its last fetch then lies in the future for as long as the clock went back."""
+    watchdog, consumer = _watchdog(Intake(10, 1000)), _Consumer()
+    consumer.fetched_at_ms = round(time.time() * 1000) + 3_600_000
+    watchdog.joined()
+    with pytest.raises(BrokerUnavailable, match="stopped fetching"):
+        await _watch(watchdog, consumer)
 
 
 @pytest.mark.usefixtures("quick")

@@ -8,7 +8,7 @@ import asyncio
 import time
 from typing import Final
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
 
 from towpath.brokers.intake import Intake
@@ -45,6 +45,8 @@ class Watchdog:
         self._left_at = time.monotonic()
         self._answered_at = 0.0
         self._reset_at = 0.0
+        self._stamps: dict[TopicPartition, int | None] = {}
+        self._fetched_at = 0.0
         self._pressed_at = 0.0
         """When the intake was last without room, so that nothing had to be fetched."""
 
@@ -99,16 +101,20 @@ class Watchdog:
                 raise TopologyError(f"Kafka topic {topic!r} was deleted and made again")
 
     def _last_fetch_at(self, consumer: AIOKafkaConsumer) -> float:
-        """When the broker last answered a fetch, on the monotonic clock; 0 when it never did."""
+        """When the broker last answered a fetch, on the monotonic clock; 0 when it never did.
+
+        The library stamps a fetch by the wall clock, which may jump: only that a stamp is new counts.
+        """
         assigned = consumer.assignment()
-        stamps = [
-            consumer.last_poll_timestamp(each) for each in self._assignments.partitions if each in assigned
-        ]
-        known = [stamp for stamp in stamps if stamp is not None]
-        if not known:
-            return 0.0
-        age = max(0.0, time.time() - float(max(known)) / 1000)
-        return time.monotonic() - age
+        stamps = {
+            each: consumer.last_poll_timestamp(each)
+            for each in self._assignments.partitions
+            if each in assigned
+        }
+        if any(stamp is not None and stamp != self._stamps.get(each) for each, stamp in stamps.items()):
+            self._fetched_at = time.monotonic()
+        self._stamps = stamps
+        return self._fetched_at
 
     def _raise_if_stalled(self, fetched_at: float) -> None:
         now = time.monotonic()
