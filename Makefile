@@ -3,6 +3,7 @@
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
+# make soak    half of what it can take and random faults for 30 minutes: nothing may grow (MINUTES=, BROKER=, SEED=)
 # make planted each of the defects planted into its processes is found by the fault suite
 # make nightly random histories: 5,000 of the consumer engine, 2,000 of relays (HISTORIES=, SIMULATIONS=, SEED=)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
@@ -20,7 +21,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test faults planted nightly docs demo bench clean
+.PHONY: install format check static lock-check unit lock services test faults soak planted nightly docs demo bench clean
 
 install: $(STAMP)
 
@@ -83,6 +84,9 @@ nightly: services
 
 faults: services
 	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 3,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)
+
+soak: services
+	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),30) --broker $(or $(BROKER),kafka) --seed $(or $(SEED),1)
 
 planted: services
 	$(BIN)/python -m tests.faults.planted

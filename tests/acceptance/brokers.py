@@ -97,8 +97,8 @@ class KafkaWire:
 
     async def heard(self, address: str) -> Sequence[WireMessage]:
         consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, enable_auto_commit=False)
-        await consumer.start()
         try:
+            await consumer.start()
             partitions = [
                 TopicPartition(address, number) for number in await self._partitions(consumer, address)
             ]
@@ -147,8 +147,8 @@ class KafkaWire:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self._bootstrap, group_id=group, enable_auto_commit=False
         )
-        await consumer.start()
         try:
+            await consumer.start()
             numbers = await self._partitions(consumer, address)
             consumer.assign([TopicPartition(address, number) for number in numbers])
             ends = await consumer.end_offsets(list(consumer.assignment()))

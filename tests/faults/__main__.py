@@ -14,9 +14,9 @@ from typing import Final, get_args
 
 from tests.faults.faults import FAULTS
 from tests.faults.plan import make_plan
-from tests.faults.report import table, verdict
-from tests.faults.run import Outcome, perform
-from tests.faults.world import BrokerName, servers_of
+from tests.faults.report import Outcome, table, verdict
+from tests.faults.run import perform
+from tests.faults.servers import BrokerName, servers_of
 from towpath.store import migrate
 from towpath.testing.services import PostgresServer
 
@@ -99,9 +99,9 @@ def quiet() -> None:
 
 
 @asynccontextmanager
-async def postgres_of() -> AsyncIterator[PostgresServer]:
+async def postgres_of(**settings: str) -> AsyncIterator[PostgresServer]:
     """A server whose connections can be exhausted, with a template database."""
-    with PostgresServer(settings={"max_connections": "120"}) as postgres:
+    with PostgresServer(settings={"max_connections": "120", **settings}) as postgres:
         await asyncio.to_thread(migrate.upgrade, postgres.create_database(TEMPLATE))
         yield postgres
 

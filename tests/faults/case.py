@@ -1,12 +1,12 @@
 """The evidence of a run in the shapes that invariants look at."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from uuid import UUID
 
 from tests.faults.evidence import Evidence, Letter, Task
-from tests.faults.ledger import Called, Intended
+from tests.faults.ledger import Called, Intended, Lapsed, Returned, Struck
 
 
 class Case:
@@ -49,6 +49,29 @@ class Case:
             if isinstance(record, Called):
                 found[record.id].append(record)
         return {id_: sorted(calls, key=lambda call: call.at) for id_, calls in found.items()}
+
+    @cached_property
+    def returns(self) -> Mapping[tuple[UUID, str], list[int]]:
+        """When a process was through with a call."""
+        found: dict[tuple[UUID, str], list[int]] = defaultdict(list)
+        for record in self.evidence.records:
+            if isinstance(record, Returned):
+                found[record.id, record.process].append(record.at)
+        return found
+
+    @cached_property
+    def lapses(self) -> Mapping[str, list[int]]:
+        """When a process noticed that its lease was gone."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for record in self.evidence.records:
+            if isinstance(record, Lapsed):
+                found[record.process].append(record.at)
+        return found
+
+    @cached_property
+    def strikes(self) -> Sequence[Struck]:
+        """The faults."""
+        return [record for record in self.evidence.records if isinstance(record, Struck)]
 
     @cached_property
     def published(self) -> Mapping[UUID, None]:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from tests.faults.case import Case
 from tests.faults.evidence import Evidence
-from tests.faults.ledger import Called, Ended, Intended, Lapsed, Returned, Struck
+from tests.faults.ledger import Called, Ended, Intended
 from tests.faults.messages import TASKS
 from tests.faults.world import RELAYS
 
@@ -118,21 +118,15 @@ def _idempotent_calls(case: Case) -> Iterator[Breach]:
 
 
 def _ended_at(case: Case, call: Called) -> int:
-    ends = [
-        each.at
-        for each in case.evidence.records
-        if isinstance(each, Returned) and (each.id, each.process) == (call.id, call.process)
-    ]
+    ends = case.returns.get((call.id, call.process), [])
     return min((at for at in ends if at >= call.at), default=_NEVER)
 
 
 def _had_lost_its_lease(case: Case, first: Called, taken_at: int, ended_at: int) -> bool:
     """Whether the first process says so, or a fault kept it from its lease or from its last record."""
-    records, process = case.evidence.records, first.process
-    lapses = [each.at for each in records if isinstance(each, Lapsed) and each.process == process]
-    strikes = [each for each in records if isinstance(each, Struck) and process in each.processes]
-    return any(first.at < at < ended_at + _NOTICED_NS for at in lapses) or any(
-        each.since < taken_at and each.until > first.at for each in strikes
+    process = first.process
+    return any(first.at < at < ended_at + _NOTICED_NS for at in case.lapses.get(process, [])) or any(
+        each.since < taken_at and each.until > first.at for each in case.strikes if process in each.processes
     )
 
 
@@ -193,9 +187,7 @@ def _catalogued(case: Case) -> Iterator[Breach]:
     for id_ in sorted(dead - case.letters.keys()):
         yield Breach("I9", "dead and not in the catalog", id_)
     copies = Counter(case.evidence.copies)
-    may_repeat = any(
-        isinstance(each, Struck) and set(each.processes) & {*RELAYS} for each in case.evidence.records
-    )
+    may_repeat = any(set(each.processes) & {*RELAYS} for each in case.strikes)
     for id_, letters in case.letters.items():
         if len(letters) > 1:
             yield Breach("I9", f"{len(letters)} rows in the catalog", id_)

@@ -81,10 +81,18 @@ class Evidence(msgspec.Struct, frozen=True):
         return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
-_TASKS = "select id, state, waiting_for, reason_code as reason from towpath.task where consumer_group = $1"
-_MOVES = (
-    """select task_id as id, event, to_state from towpath.task_event where consumer_group = $1 order by seq"""
-)
+_TASKS = """
+select id, state, waiting_for, reason_code as reason from kept_task
+union all
+select id, state, waiting_for, reason_code from towpath.task where consumer_group = $1
+"""
+_MOVES = """
+select id, event, to_state from (
+  select seq, task_id as id, event, to_state from kept_event
+  union all
+  select seq, task_id, event, to_state from towpath.task_event where consumer_group = $1) moves
+order by seq
+"""
 _LETTERS = """
 select message_id as id, state, stage, death_count as deaths, replay_count as replays
   from towpath.dead_letter where consumer_group = $1 or stage = 'publish'

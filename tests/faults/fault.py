@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Final, get_args
 
-from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, BrokerName, FaultWorld, Link, Role
+from tests.faults.servers import BrokerName
+from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, FaultWorld, Link, Role
 
 BOTH: Final[frozenset[BrokerName]] = frozenset(get_args(BrokerName))
 EVERYONE: Final = (*RELAYS, *MEMBERS, *PRODUCERS)
@@ -20,6 +21,8 @@ class Fault:
     brokers: frozenset[BrokerName] = BOTH
     links: frozenset[Link] = frozenset()
     """These go through a proxy in this run."""
+    clocks: Mapping[str, str] = {}
+    """Processes with a wall clock of their own in this run, and what it is ahead at first, in seconds."""
     touches: tuple[str, ...] = EVERYONE
     """Processes that it may hold up or end."""
     acts_on: frozenset[str] = frozenset()

@@ -7,7 +7,17 @@ from typing import Final, get_args
 
 from tests.faults import freezing, kafka_faults
 from tests.faults.fault import OF_ROLE, Fault
-from tests.faults.process_faults import Crashed, Frozen, FrozenAt, Killed, Limited, Terminated, size_of
+from tests.faults.process_faults import (
+    ClockJumps,
+    ClockWrong,
+    Crashed,
+    Frozen,
+    FrozenAt,
+    Killed,
+    Limited,
+    Terminated,
+    size_of,
+)
 from tests.faults.server_faults import (
     BackendsTerminated,
     Broken,
@@ -31,6 +41,8 @@ def _table() -> dict[str, Callable[[], Fault]]:
     for role in ("relay", "member", "producer"):
         table[f"{role}_killed"] = partial(Killed, f"{role}-0")
         table[f"{role}_frozen"] = partial(Frozen, f"{role}-0")
+        table[f"{role}_clock_jumps"] = partial(ClockJumps, *OF_ROLE[role])
+        table[f"{role}_clock_wrong"] = partial(ClockWrong, f"{role}-0", offset="+3600")
     for role in ("relay", "member"):
         table[f"{role}s_killed"] = partial(Killed, *OF_ROLE[role])
         table[f"{role}_terminated"] = partial(Terminated, f"{role}-0")

@@ -7,7 +7,7 @@ one key really is.
 import asyncio
 import logging
 import os
-import time
+import threading
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from tests.faults import defects, freezing
 from tests.faults.ledger import Lapsed, Ledger, now
-from tests.faults.messages import Kind, declare
+from tests.faults.messages import RETENTION_VARIABLE, Kind, declare
 from towpath.app import App
 from towpath.backoff import RetryPolicy
 from towpath.consumer import engine
@@ -53,7 +53,11 @@ class _Lapses(logging.Handler):
 
 
 logging.getLogger(engine.__name__).addHandler(_Lapses())
-app = App(GROUP, retry=RetryPolicy(attempts=20, max_age="1h", base="50ms", cap="1s"))
+app = App(
+    GROUP,
+    retry=RetryPolicy(attempts=20, max_age="1h", base="50ms", cap="1s"),
+    retention=os.environ.get(RETENTION_VARIABLE, "7d"),
+)
 
 
 class PassingTrouble(Exception):
@@ -77,7 +81,7 @@ def plain(message: Plain, tx: SyncTx) -> Reject | None:
     """The same in a thread."""
     ledger.begun(tx.message_id, "plain")
     tx.session.execute(_DONE, _done(tx.message_id, "plain"))
-    time.sleep(0.01)
+    threading.Event().wait(0.01)  # libfaketime breaks `time.sleep`
     return _outcome(message, tx.message_id)
 
 

@@ -13,6 +13,8 @@ Fate: TypeAlias = Literal["succeeds", "fails", "is_rejected", "dies", "hangs", "
 """`fails`: the first two attempts; `dies`: until it is cured; `hangs`: the first attempt runs into its
 timeout; `lingers`: longer than its message may stay unacknowledged; `is_cancelled`: by its producer."""
 
+RETENTION_VARIABLE: Final = "TOWPATH_TEST_RETENTION"
+"""How long the group keeps finished rows."""
 TASKS: Final = frozenset({"submitted", "requested"})
 FATES: Final[dict[Kind, tuple[Fate, ...]]] = {
     "transactional": ("fails", "is_rejected", "dies", "hangs"),

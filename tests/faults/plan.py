@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final, get_args
 
 from tests.faults.messages import FATES, Fate, Kind
@@ -11,14 +12,34 @@ LANES: Final = 6
 """Producers that run side by side, three to a process."""
 _TRANSACTIONS: Final = 30
 """Of each lane."""
-_HOT_KEYS: Final = 5
-_COLD_KEYS: Final = 40
-_REQUESTS: Final = 12
-_PAUSE_SECONDS: Final = 0.6
 _FIRST_SECONDS: Final = 1.0
 _FRAME_SECONDS: Final = 8.0
 """When a first fault may begin, and in how much time after that."""
 _KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_RECENT: Final = 20
+"""Transactions of a lane that share requests, where they are not shared by all."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What a workload is made of."""
+
+    hot_keys: int = 5
+    cold_keys: int = 40
+    requests: int = 12
+    are_requests_recent: bool = False
+    """Equal ones come soon after each other only: later the group has forgotten them."""
+    pause_seconds: float = 0.6
+    held: float = 0.3
+    """Share of transactions that stay open for a while."""
+    fateful: float = 0.2
+    """Share of messages with another fate than success."""
+    garbled: float = 0.5
+    """Weight of messages that nobody can decode, among weights of 24."""
+
+
+STEADY: Final = Mix(20, 2000, 4, True, pause_seconds=0.0, held=0.05, fateful=0.04, garbled=0.0)
+"""For hours: more keys, and little that makes others wait."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +87,8 @@ class Plan:
     strikes: tuple[Strike, ...]
 
     def __str__(self) -> str:
-        count = sum(len(each.messages) for lane in self.lanes for each in lane)
-        head = f"seed {self.seed}: {sum(map(len, self.lanes))} transactions, {count} messages"
+        size = sum(len(each.messages) for lane in self.lanes for each in lane)
+        head = f"seed {self.seed}: {sum(map(len, self.lanes))} transactions, {size} messages"
         return "\n".join([head, *map(str, self.strikes)])
 
 
@@ -80,7 +101,13 @@ def lanes(seed: int) -> Iterator[tuple[Transaction, ...]]:
     """What each lane of producers does, one transaction after another."""
     for lane in range(LANES):
         rng = random.Random(f"{seed}/{lane}")
-        yield tuple(_transaction(rng, f"{lane}-{number}") for number in range(_TRANSACTIONS))
+        yield tuple(_transaction(rng, f"{lane}-{number}", Mix()) for number in range(_TRANSACTIONS))
+
+
+def steady_lane(seed: int, lane: int) -> Iterator[Transaction]:
+    """What one lane does without an end; the same seed and lane give the same."""
+    rng = random.Random(f"{seed}/{lane}")
+    return (_transaction(rng, f"{lane}-{number}", STEADY, number // _RECENT) for number in count())
 
 
 def _strikes(rng: random.Random, faults: Sequence[str]) -> Iterator[Strike]:
@@ -91,30 +118,31 @@ def _strikes(rng: random.Random, faults: Sequence[str]) -> Iterator[Strike]:
         at += rng.random() * lasts
 
 
-def _transaction(rng: random.Random, name: str) -> Transaction:
+def _transaction(rng: random.Random, name: str, mix: Mix, period: int = 0) -> Transaction:
     is_delayed = rng.random() < 0.08
-    hot, cold = f"hot{rng.randrange(_HOT_KEYS)}", f"cold{rng.randrange(_COLD_KEYS)}"
-    count = rng.choice((1, 1, 1, 2, 3))
+    hot, cold = f"hot{rng.randrange(mix.hot_keys)}", f"cold{rng.randrange(mix.cold_keys)}"
+    size = rng.choice((1, 1, 1, 2, 3))
+    requests = f"{name.partition('-')[0]}-{period}-" if mix.are_requests_recent else ""
     return Transaction(
         name,
         # What is delayed has keys of its own: its order is not promised.
-        key=f"late{rng.randrange(_COLD_KEYS)}" if is_delayed else hot if rng.random() < 0.5 else cold,
-        messages=tuple(_message(rng, is_delayed=is_delayed) for _ in range(count)),
-        pause_seconds=round(rng.random() * _PAUSE_SECONDS, 3),
-        held_seconds=round(rng.random() * 0.3, 3) if rng.random() < 0.3 else 0.0,
+        key=f"late{rng.randrange(mix.cold_keys)}" if is_delayed else hot if rng.random() < 0.5 else cold,
+        messages=tuple(_message(rng, mix, requests, is_delayed=is_delayed) for _ in range(size)),
+        pause_seconds=round(rng.random() * mix.pause_seconds, 3),
+        held_seconds=round(rng.random() * 0.3, 3) if rng.random() < mix.held else 0.0,
         is_rolled_back=rng.random() < 0.12,
         by_session=rng.random() < 0.5,
     )
 
 
-def _message(rng: random.Random, *, is_delayed: bool) -> Message:
-    kind = rng.choices(_KINDS, weights=[6, 2, 4, 4, 3, 3, 2, 0.5])[0]
+def _message(rng: random.Random, mix: Mix, requests: str, *, is_delayed: bool) -> Message:
+    kind = rng.choices(_KINDS, weights=[6, 2, 4, 4, 3, 3, 2, mix.garbled])[0]
     fates = FATES[kind]
     delay = round(0.5 + rng.random() * 3, 2) if is_delayed else 0.0
     return Message(
         kind,
-        rng.choice(fates) if fates and rng.random() < 0.2 else "succeeds",
+        rng.choice(fates) if fates and rng.random() < mix.fateful else "succeeds",
         delay,
-        f"request{rng.randrange(_REQUESTS)}" if kind == "requested" else "",
+        f"request{requests}{rng.randrange(mix.requests)}" if kind == "requested" else "",
         is_abandoned=kind != "requested" and rng.random() < 0.08,
     )

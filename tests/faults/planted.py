@@ -13,7 +13,7 @@ from tests.faults.__main__ import TEMPLATE, postgres_of, quiet
 from tests.faults.defects import DEFECTS
 from tests.faults.plan import make_plan
 from tests.faults.run import perform
-from tests.faults.world import BrokerName, Servers, servers_of
+from tests.faults.servers import BrokerName, Servers, servers_of
 
 SEEDS: Final = 20
 _PATIENCE_SECONDS: Final = 60.0

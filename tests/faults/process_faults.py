@@ -11,6 +11,7 @@ from tests.faults import freezing
 from tests.faults.fault import LEASE_SECONDS, LIVE_WORKERS, OF_ROLE, Fault
 from tests.faults.world import MEMBERS, PRODUCERS, FaultWorld, Role
 from towpath.crashpoints import ENVIRONMENT_VARIABLE, CrashPoint
+from towpath.testing.services import faketime
 
 _PATIENCE_SECONDS: Final = 30.0
 """For a process to come by its crash point."""
@@ -146,6 +147,45 @@ class FrozenAt(Fault):
         await asyncio.sleep(_AWAKE_SECONDS)
         if (code := await world.patiently(self._name)) != 0:
             raise AssertionError(f"{self._name} ended with {code} after SIGTERM")
+
+
+class ClockWrong(Fault):
+    """The wall clocks of processes are off from the start; those of the database and of the others are not.
+
+    It holds nothing up: leases, due times and back-off go by the database's clock, and waits by the boot
+    time. The clocks are libfaketime's, which leaves all but the wall clock true.
+    """
+
+    touches = ()
+
+    def __init__(self, *names: str, offset: str) -> None:
+        self.clocks = dict.fromkeys(names, offset)
+        self.acts_on = frozenset(f"clock of {name}" for name in names)
+
+    async def begin(self, world: FaultWorld) -> None:
+        self.is_missed = not all(faketime.is_loaded(world.pids[name]) for name in self.clocks)
+
+    def _set(self, world: FaultWorld, offset: str) -> None:
+        for name in self.clocks:
+            world.set_clock(name, offset)
+
+
+class ClockJumps(ClockWrong):
+    """They jump an hour ahead, then back two hours, and are set right."""
+
+    least_seconds = 6.0
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names, offset="+0")
+
+    async def begin(self, world: FaultWorld) -> None:
+        await super().begin(world)
+        self._set(world, "+3600")
+        await asyncio.sleep(self.least_seconds)
+        self._set(world, "-3600")
+
+    async def end(self, world: FaultWorld) -> None:
+        self._set(world, "+0")
 
 
 class Limited(Fault):

@@ -31,7 +31,14 @@ from towpath.store.database import plain_url, sqlalchemy_url, within
 _PATIENCE_SECONDS: Final = 15.0
 _AGAIN_SECONDS: Final = 0.5
 _DEED: Final = "insert into deed (transaction) values ({0})"
-_AWAY: Final = (OSError, TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_AWAY: Final = (
+    OSError,
+    TimeoutError,
+    DBAPIError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that ends while it is used
+)
 
 Target: TypeAlias = "AsyncSession | asyncpg.Connection[Any]"
 
@@ -45,14 +52,18 @@ class Producer:
         self._url = url
         self._ledger = ledger
         self._engine = create_async_engine(sqlalchemy_url(url), poolclass=NullPool)
-        self._begun = {each.transaction for each in ledger.own() if isinstance(each, Intended)}
+        self._begun = {each.transaction for each in ledger.own() if isinstance(each, Intended | Ended)}
+
+    def has_begun(self, name: str) -> bool:
+        """Whether this process began a transaction before it was started again."""
+        return name in self._begun
 
     async def run(self, lane: tuple[Transaction, ...]) -> None:
         """Its transactions, each until it has an end."""
         for transaction in lane:
             for again in range(1000):
                 name = f"{transaction.name}.{again}"
-                if name in self._begun:
+                if self.has_begun(name):
                     break
                 await asyncio.sleep(transaction.pause_seconds if again == 0 else _AGAIN_SECONDS)
                 if await self._produce(transaction, name):

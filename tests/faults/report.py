@@ -1,9 +1,36 @@
-"""The table fault × broker × verdict."""
+"""What came of runs, and the table fault × broker × verdict."""
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from tests.faults.run import Outcome
+from tests.faults.checker import Breach
+from tests.faults.plan import Plan
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    plan: Plan
+    broker: str
+    breaches: list[Breach] = field(default_factory=list)
+    trouble: str = ""
+    """Why it could not be brought to its end."""
+    missed: list[str] = field(default_factory=list)
+    """Faults that did not come about."""
+    message_count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the promise was."""
+        return not self.breaches and not self.trouble
+
+    @property
+    def faults(self) -> str:
+        """What it was struck by."""
+        return ", ".join(strike.fault for strike in self.plan.strikes) or "none"
 
 
 def verdict(outcome: Outcome) -> str:

@@ -6,34 +6,38 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 from tests.acceptance.world import TOWPATH, world_of
 from tests.faults.case import Case
-from tests.faults.checker import Breach, check
+from tests.faults.checker import check
 from tests.faults.evidence import Evidence, gather
 from tests.faults.fault import LIVE_WORKERS, Fault
 from tests.faults.faults import FAULTS
-from tests.faults.ledger import Struck, calm, cure, now, read
+from tests.faults.ledger import Intended, Record, Struck, calm, cure, now, read
 from tests.faults.plan import Plan, Strike
-from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, SCHEMA, UNREACHABLE, FaultWorld, Servers
+from tests.faults.report import Outcome
+from tests.faults.servers import Servers
+from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, SCHEMA, UNREACHABLE, FaultWorld
 from towpath.states import FINAL
 from towpath.testing.services import create_database, drop_database
 
 PATIENCE_SECONDS: Final = 150.0
 """For everything to end after the last fault did."""
 _REST_SECONDS: Final = 30.0
-_REPLAY_SECONDS: Final = 5.0
 _DESCRIPTORS_MORE: Final = 30
 _OPEN: Final = (
     "select message_id from towpath.dead_letter"
     " where consumer_group = $1 and state = 'open' and stage = 'handle'"
 )
-_ENDED: Final = "select id from towpath.task where consumer_group = $1 and state = any($2::text[])"
+_ENDED: Final = """
+select id from towpath.task where consumer_group = $1 and state = any($2::text[])
+union all
+select id from kept_task
+"""
 _UNSENT: Final = "select count(*) from towpath.outbox_message where status = 'PENDING'"
 _LEFT: Final = """
 select (select count(*) from towpath.key_gate where consumer_group = $1) as "key gates",
@@ -45,31 +49,6 @@ select (select count(*) from towpath.key_gate where consumer_group = $1) as "key
          where datname = current_database() and pid <> pg_backend_pid()
            and backend_type = 'client backend') as "sessions"
 """
-
-
-@dataclass
-class Outcome:
-    """What came of a run."""
-
-    plan: Plan
-    broker: str
-    breaches: list[Breach] = field(default_factory=list)
-    trouble: str = ""
-    """Why it could not be brought to its end."""
-    missed: list[str] = field(default_factory=list)
-    """Faults that did not come about."""
-    message_count: int = 0
-    seconds: float = 0.0
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the promise was."""
-        return not self.breaches and not self.trouble
-
-    @property
-    def faults(self) -> str:
-        """What it was struck by."""
-        return ", ".join(strike.fault for strike in self.plan.strikes) or "none"
 
 
 async def perform(
@@ -96,14 +75,14 @@ async def perform(
         FaultWorld,
         servers=servers,
         seed=plan.seed,
-        broken_links=frozenset(link for fault in faults for link in fault.links),
+        faults=faults,
         defect=defect,
     )
     directory.mkdir(parents=True)
     try:
         async with world_of(servers.postgres.url(name), servers.wire, directory, make=make) as world:
             try:
-                await _Run(world, plan, faults, outcome, patience_seconds).to_its_end()
+                await Run(world, plan, faults, outcome, patience_seconds).to_its_end()
             except Exception:  # noqa: BLE001 - a run that fails is a verdict, and not the end of the others
                 outcome.trouble = traceback.format_exc()
             finally:
@@ -116,8 +95,11 @@ async def perform(
     return outcome
 
 
-class _Run:
+class Run:
     """The steps of a run."""
+
+    replay_seconds = 5.0
+    """Between replays."""
 
     def __init__(
         self,
@@ -183,9 +165,12 @@ class _Run:
     async def _replay_for_ever(self) -> None:
         """Also while faults strike, if the database answers."""
         while True:
-            await asyncio.sleep(_REPLAY_SECONDS)
-            with suppress(*UNREACHABLE):
+            await asyncio.sleep(self.replay_seconds)
+            try:
                 await self._replay()
+            except UNREACHABLE:
+                with suppress(*UNREACHABLE):
+                    await self._world.reopen()
 
     async def _replay(self) -> None:
         """What died because it was told to is cured and sent back."""
@@ -211,10 +196,15 @@ class _Run:
                 return
             await asyncio.sleep(0.5)
 
+    @cached_property
+    def _intended(self) -> list[Record]:
+        """Asked for when the producers have ended."""
+        return [record for record in read(self._world.ledger) if isinstance(record, Intended)]
+
     async def _unended(self) -> set[UUID]:
         world = self._world
         deeds = frozenset(row["transaction"] for row in await world.db.fetch("select transaction from deed"))
-        committed = Case(Evidence(records=list(read(world.ledger)), deeds=deeds)).committed
+        committed = Case(Evidence(records=self._intended, deeds=deeds)).committed
         cured = await world.db.fetch(_OPEN, world.group)
         ended = {row["id"] for row in await world.db.fetch(_ENDED, world.group, sorted(FINAL))}
         return committed.keys() - (ended - {row["message_id"] for row in cured})

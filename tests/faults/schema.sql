@@ -11,3 +11,17 @@ create table done (
   kind text not null,
   at   bigint not null -- boot-time clock of the handler, ns
 );
+
+-- What a group's retention deletes, where a run is long enough for that.
+create table kept_task (
+  id          uuid not null,
+  state       text not null,
+  waiting_for text,
+  reason_code text
+);
+create table kept_event (
+  seq      bigint not null,
+  task_id  uuid not null,
+  event    text not null,
+  to_state text
+);

@@ -3,27 +3,27 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import asyncpg
 
-from tests.acceptance.brokers import KafkaWire, RabbitWire, WireBroker, WireMessage
+from tests.acceptance.brokers import WireMessage
 from tests.acceptance.world import TOWPATH, World
 from tests.faults import ledger
 from tests.faults.defects import ENVIRONMENT_VARIABLE as DEFECT
 from tests.faults.plan import LANES
+from tests.faults.servers import Servers, at_port
 from towpath.cli.exits import Stop
 from towpath.cli.health import asked
-from towpath.testing.proxy import TcpProxy
-from towpath.testing.services import KafkaCluster, KafkaServer, PostgresServer, RabbitServer
+from towpath.testing.services import faketime
 from towpath.testing.services.ports import ReservedPort
 
-BrokerName: TypeAlias = Literal["kafka", "rabbitmq"]
+if TYPE_CHECKING:
+    from tests.faults.fault import Fault
+
 Role: TypeAlias = Literal["relay", "member", "producer"]
 Link: TypeAlias = tuple[Role, Literal["postgres", "broker"]]
 
@@ -47,55 +47,6 @@ UNREACHABLE: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.Inte
 """What a database raises that is struck."""
 
 
-@dataclass(frozen=True)
-class Servers:
-    """What all runs on one broker share."""
-
-    broker_name: BrokerName
-    postgres: PostgresServer
-    broker: KafkaServer | RabbitServer
-    postgres_proxy: TcpProxy
-    broker_proxy: TcpProxy
-    cluster: KafkaCluster | None = None
-    """Where there is one, `broker` is its first."""
-
-    @property
-    def wire(self) -> WireBroker:
-        """The broker, past the proxy."""
-        if isinstance(self.broker, KafkaServer):
-            return KafkaWire((self.cluster or self.broker).bootstrap)
-        return RabbitWire(self.broker.url)
-
-    def broker_url(self, *, is_proxied: bool) -> str:
-        """For processes."""
-        if not is_proxied:
-            return self.wire.url
-        if isinstance(self.broker, KafkaServer):
-            return f"kafka://127.0.0.1:{self.broker_proxy.port}"
-        return _at_port(self.wire.url, self.broker_proxy.port)
-
-
-@asynccontextmanager
-async def servers_of(
-    broker_name: BrokerName, postgres: PostgresServer, *, is_cluster: bool = False
-) -> AsyncIterator[Servers]:
-    """A broker of one's own, or three, and proxies before it and before Postgres."""
-    async with AsyncExitStack() as stack:
-        server: KafkaServer | RabbitServer
-        cluster = stack.enter_context(KafkaCluster()) if is_cluster else None
-        if cluster is not None:
-            server = cluster.brokers[0]
-        else:
-            server = stack.enter_context(KafkaServer() if broker_name == "kafka" else RabbitServer())
-        if isinstance(server, KafkaServer):
-            broker_proxy = TcpProxy("127.0.0.1", server.proxied_port, port=server.advertised_port)
-        else:
-            broker_proxy = TcpProxy("127.0.0.1", server.port)
-        postgres_proxy = await stack.enter_async_context(TcpProxy("127.0.0.1", postgres.port))
-        await stack.enter_async_context(broker_proxy)
-        yield Servers(broker_name, postgres, server, postgres_proxy, broker_proxy, cluster)
-
-
 class FaultWorld(World):
     """Two relays, two members of the group and two processes of producers."""
 
@@ -104,16 +55,20 @@ class FaultWorld(World):
         *arguments: Any,
         servers: Servers,
         seed: int,
-        broken_links: frozenset[Link],
-        defect: str,
+        faults: Sequence["Fault"] = (),
+        defect: str = "",
     ) -> None:
         super().__init__(*arguments)
         self.servers = servers
-        self._seed = seed
-        self._broken_links = broken_links
+        self.seed = seed
+        self._broken_links = frozenset(link for fault in faults for link in fault.links)
         self._defect = defect
         self.ledger = self.directory / "ledger"
         self.ledger.mkdir(parents=True)
+        self._clocks: set[str] = set()
+        for fault in faults:
+            for name, offset in fault.clocks.items():
+                self.set_clock(name, offset)
         self._ports: dict[str, ReservedPort] = {}
         self.notes = ledger.Ledger(self.ledger, "controller")
         self.heard_before: list[WireMessage] = []
@@ -124,7 +79,7 @@ class FaultWorld(World):
         role = name.partition("-")[0]
         database_url = self.database_url
         if (role, "postgres") in self._broken_links:
-            database_url = _at_port(database_url, self.servers.postgres_proxy.port)
+            database_url = at_port(database_url, self.servers.postgres_proxy.port)
         ours = {
             **_ENVIRONMENT,
             "TOWPATH_DATABASE_URL": database_url,
@@ -133,7 +88,19 @@ class FaultWorld(World):
             ledger.PROCESS_VARIABLE: name,
             DEFECT: self._defect,
         }
+        if name in self._clocks:
+            ours |= faketime.environment(self._clock_file(name))
         super().spawn(name, *argv, **{**ours, **environment})
+
+    def set_clock(self, name: str, offset: str) -> None:
+        """Let a process's wall clock be ahead by so many seconds, such as `+3600`."""
+        self._clocks.add(name)
+        draft = self._clock_file(name).with_suffix(".draft")
+        draft.write_text(offset)
+        draft.replace(self._clock_file(name))
+
+    def _clock_file(self, name: str) -> Path:
+        return self.directory / f"clock-{name}"
 
     def start(self, name: str, **environment: str) -> None:
         """Start a process by the role in its name."""
@@ -148,7 +115,7 @@ class FaultWorld(World):
             each = LANES // len(PRODUCERS)
             lanes = (str(int(number) * each), str(each))
             self.begin(
-                name, sys.executable, "-m", "tests.faults.producer", str(self._seed), *lanes, **environment
+                name, sys.executable, "-m", "tests.faults.producer", str(self.seed), *lanes, **environment
             )
 
     def _health_port(self, name: str) -> str:
@@ -235,9 +202,3 @@ class FaultWorld(World):
         for path in self._processes.directory.glob("*.log"):
             with suppress(OSError):
                 (directory / path.name).write_bytes(path.read_bytes())
-
-
-def _at_port(url: str, port: int) -> str:
-    parts = urlsplit(url)
-    credentials, separator, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{credentials}{separator}127.0.0.1:{port}"))

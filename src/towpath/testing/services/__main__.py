@@ -20,6 +20,7 @@ from towpath.testing.services import (
     ServiceAddress,
     ServiceFailed,
     ServiceMissing,
+    faketime,
     kafka,
     pgbouncer,
     postgres,
@@ -39,6 +40,7 @@ _INSTALLERS: dict[str, Callable[[], object]] = {
     "rabbitmq": rabbitmq.install,
     "pgbouncer": pgbouncer.install,
     "distribution-postgres": postgres.distribution_programs,
+    "faketime": faketime.install,
 }
 _DEFAULT = ("postgres", "kafka", "rabbitmq")
 _VARIABLES = {
