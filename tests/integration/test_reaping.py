@@ -75,6 +75,31 @@ async def test_a_task_whose_message_is_not_published_yet_is_left_alone(migrated_
         assert (row["state"], row["waiting_for"], row["lane"]) == ("WAITING", "lost", "a")
 
 
+async def test_a_message_that_does_not_come_again_holds_up_its_key_no_longer_than_that(
+    migrated_url: str,
+) -> None:
+    """C10, C21: its worker died and the broker's copy is gone; sent again, it stands behind its followers."""
+    calls = list[Any]()
+    app, lost = depot_of_weighing(calls), uuid4()
+    async with bench(app, migrated_url, lost_after=timedelta(milliseconds=1)) as engine:
+        await engine.db.execute(
+            "insert into towpath.task (consumer_group, id, type, kind, source, key, lane, state, held_by, "
+            "worker, token, updated_at) "
+            "values ('depot', $1, 'parcel.weigh', 'event', 'tasks.depot', 'a', 'a', "
+            "'RUNNING', 'broker', gen_random_uuid(), gen_random_uuid(), "
+            "clock_timestamp() - interval '1 minute')",
+            lost,
+        )
+        follower = await engine.publish(Weigh("a", 2))
+        await engine.publish(Weigh("a", 1), message_id=lost)
+        async with engine.member():
+            await engine.reaches(follower, "SUCCEEDED")
+            await engine.reaches(lost, "SUCCEEDED")
+        assert calls == [("a", 2), ("a", 1)]
+        told = await engine.db.fetch("select event, from_state, to_state from towpath.task_event")
+        assert [tuple(row) for row in told] == [("task.reaped", "RUNNING", "ACCEPTED")]
+
+
 async def test_what_was_taken_back_says_so_in_its_history(towpath: Run, db: Any, migrated_url: str) -> None:
     """C9, C21: waiting, parked behind another head, in doubt, or driven again: `tasks show` tells why."""
     lost = uuid4()

@@ -239,6 +239,7 @@ class Reaper:
         if not is_slow:
             return
         if may_be_lost:
+            self._note(await self._reaps.release_lost(lost_after, _REAP_BATCH), "lost")
             is_ordered = self._app.ordering == "key"
             self._note(await self._reaps.redrive_lost(lost_after, _REAP_BATCH, is_ordered=is_ordered), "lost")
         retention = parse_duration(self._app.retention).total_seconds()

@@ -112,7 +112,7 @@ class WorkerSettings(_Section):
     ack_after: Duration = timedelta(minutes=5)
     """Age at which running work is acknowledged and kept by the database; a third of RabbitMQ's timeout."""
     lost_after: Duration = timedelta(hours=1)
-    """Age at which a submitted task starts from its row, if no member listening so long got its message."""
+    """Age at which a message is lost, if no member listening so long got it: a task starts from its row."""
     max_parked_per_key: Count = 10_000
     """Followers of a waiting message kept in the database for one key; later ones hold up their partition."""
     max_deliveries: Count = 5

@@ -33,6 +33,14 @@ class ReapStore:
                 count += await self._back("reap", row, row["token"], row["worker"])
         return count
 
+    async def release_lost(self, older_than_seconds: float, limit: int) -> int:
+        """Keys wait no longer for messages of long dead workers that never came again. Returns how many."""
+        with store_errors():
+            rows = await self._database.pool.fetch(
+                self._sql["release_lost"], self._group, older_than_seconds, limit
+            )
+        return len(rows)
+
     async def redrive_lost(self, older_than_seconds: float, limit: int, *, is_ordered: bool) -> int:
         """Submitted tasks whose published message never arrived start from their row. Returns how many."""
         with store_errors():

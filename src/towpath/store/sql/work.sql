@@ -304,6 +304,29 @@ select r.consumer_group, r.id, 'task.reaped', 'RUNNING', r.state, r.version, r.a
   from reaped r
 returning version
 
+-- name: release_lost
+-- Messages whose worker has been dead for $2 seconds and which the broker has not brought again: their lanes, in which
+-- one at a time runs, wait for them no longer. They start if they come after all. Index: task_running.
+with lost as materialized (
+  select t.id, t.worker from towpath.task t
+   where t.consumer_group = $1 and t.state = 'RUNNING' and t.held_by = 'broker' and t.effect_state is null
+     and t.updated_at < towpath.clock() - make_interval(secs => $2)
+     and not exists (select 1 from towpath.worker w
+                      where w.id = t.worker and w.lease_until > towpath.clock() - make_interval(secs => $2))
+   order by t.id limit $3 for update skip locked
+), released as (
+  update towpath.task t
+     set state = 'ACCEPTED', worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
+    from lost l where t.consumer_group = $1 and t.id = l.id
+  returning t.*, l.worker as lost_worker
+)
+insert into towpath.task_event (consumer_group, task_id, event, from_state, to_state, version, attempt, run_no,
+                                reason_code, error_message, worker, trace)
+select r.consumer_group, r.id, 'task.reaped', 'RUNNING', r.state, r.version, r.attempt, r.run_no,
+       'worker_lost', 'its worker was lost, and its message has not come again', r.lost_worker, r.trace
+  from released r
+returning task_id
+
 -- name: lost
 -- Submitted tasks whose message was published long ago and never came; one that is parked at the relay has its
 -- turn yet to come. Indexes: task_accepted, parked_message_id.
