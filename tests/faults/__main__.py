@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, get_args
 
+from tests.faults.disk import keep_mounts_private
 from tests.faults.faults import FAULTS
 from tests.faults.plan import make_plan
 from tests.faults.report import Outcome, table, verdict
@@ -78,6 +79,7 @@ def main() -> int:
     brokers = [options.broker] if options.broker else list(get_args(BrokerName))
     chosen = jobs(options.runs, options.seed, brokers, faults)
     quiet()
+    keep_mounts_private()
     keep = options.keep or Path(tempfile.mkdtemp(prefix="towpath-faults-"))
     try:
         outcomes = asyncio.run(

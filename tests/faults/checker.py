@@ -1,4 +1,4 @@
-"""Whether a run kept the promise: one pure function for each invariant, over sets and orders of the evidence.
+"""Whether a run kept the promise: pure functions for each invariant, over sets and orders of the evidence.
 
 I1 committed ⇒ published, I2 published ⇒ committed, I3 first appearances and effects of a key in commit order,
 I4 effects in the database once, I5 outside calls at least once, under one key, never by two living workers,
@@ -6,7 +6,8 @@ I6 at-most-once calls never twice, I7 every task ended, I8 one end for each mess
 have, I9 dead ⇒ one catalog row, one copy at the broker for each death, I10 replayed once for each replay,
 I11 everything back to rest.
 
-What COMMIT did where its answer was lost is seen from the transaction's own row in the database.
+What COMMIT did where its answer was lost is seen from the transaction's own row in the database. After a
+failover all this is about the surviving database; messages of what it never received may be out.
 """
 
 from collections import Counter, defaultdict
@@ -18,15 +19,14 @@ from uuid import UUID
 
 from tests.faults.case import Case
 from tests.faults.evidence import Evidence
-from tests.faults.ledger import Called, Ended, Intended
+from tests.faults.ledger import Ended, Intended
 from tests.faults.messages import TASKS
 from tests.faults.world import RELAYS
 
 Invariant: TypeAlias = Literal["I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I11"]
 _FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "DEAD"})
-_NEVER: Final = 2**63
-_NOTICED_NS: Final = 15 * 10**9
-"""A member that stood still notices later that its lease is gone."""
+_OUTAGE: Final = "sqlstate_53"
+"""Insufficient resources, such as a full disk."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Breach:
 
 def _published(case: Case) -> Iterator[Breach]:
     told = {e.transaction for e in case.evidence.records if isinstance(e, Ended) and e.how == "committed"}
-    for transaction in sorted(told - case.evidence.deeds):
+    for transaction in sorted(told - case.evidence.deeds - case.lost.transactions):
         yield Breach("I1", f"{transaction} was committed and is not in the database")
     for id_, each in case.committed.items():
         if id_ not in case.tasks:
@@ -59,7 +59,7 @@ def _committed(case: Case) -> Iterator[Breach]:
         yield Breach("I2", f"{transaction} was rolled back and is in the database")
     for where, ids in (("published", case.published), ("a task", case.tasks), ("called for", case.calls)):
         for id_ in ids:
-            if id_ not in case.committed:
+            if id_ not in case.known:
                 each = case.intended.get(id_)
                 yield Breach("I2", f"{where} and not committed ({_name(each)})", id_)
 
@@ -67,9 +67,9 @@ def _committed(case: Case) -> Iterator[Breach]:
 def _ordered(case: Case) -> Iterator[Breach]:
     at: dict[UUID, int] = {}
     for done in case.evidence.done:
-        at[done.id] = min(done.at, at.get(done.id, _NEVER))
+        at[done.id] = min(done.at, at.get(done.id, done.at))
     for id_, calls in case.calls.items():
-        at[id_] = min(calls[0].at, at.get(id_, _NEVER))
+        at[id_] = min(calls[0].at, at.get(id_, calls[0].at))
     effects = sorted((id_ for id_ in at), key=lambda id_: at[id_])
     for what, ids, ordered in (
         ("published", case.published, case.ordered - case.evidence.reappeared),
@@ -88,7 +88,7 @@ def _ordered(case: Case) -> Iterator[Breach]:
 
 def _once_in_the_database(case: Case) -> Iterator[Breach]:
     counts = Counter(done.id for done in case.evidence.done)
-    for id_, each in case.committed.items():
+    for id_, each in case.known.items():
         task = case.tasks.get(id_)
         if task is None or each.kind in ("at_most_once", "requested", "garbled"):
             continue
@@ -97,12 +97,12 @@ def _once_in_the_database(case: Case) -> Iterator[Breach]:
         expected = 1 if task.state in happened else 0
         if counts[id_] != expected:
             yield Breach("I4", f"{counts[id_]} effects of a task that is {task.state} ({_name(each)})", id_)
-    for id_ in counts.keys() - case.committed.keys():
+    for id_ in counts.keys() - case.known.keys():
         yield Breach("I4", "an effect of nothing that was committed", id_)
 
 
 def _idempotent_calls(case: Case) -> Iterator[Breach]:
-    for id_, each in case.committed.items():
+    for id_, each in case.known.items():
         if each.kind not in ("idempotent", "requested"):
             continue
         calls, task = case.calls.get(id_, []), case.tasks.get(id_)
@@ -112,31 +112,18 @@ def _idempotent_calls(case: Case) -> Iterator[Breach]:
         if not calls and task is not None and task.state == "SUCCEEDED":
             yield Breach("I5", "succeeded and was never called", id_)
         for first, second in pairwise(calls):
-            ended_at = _ended_at(case, first)
-            if ended_at > second.at and not _had_lost_its_lease(case, first, second.at, ended_at):
+            ended_at = case.ended_at(first)
+            if ended_at > second.at and not case.had_lost_its_lease(first, second.at, ended_at):
                 yield Breach("I5", f"called by {second.process} while {first.process} was at it", id_)
 
 
-def _ended_at(case: Case, call: Called) -> int:
-    ends = case.returns.get((call.id, call.process), [])
-    return min((at for at in ends if at >= call.at), default=_NEVER)
-
-
-def _had_lost_its_lease(case: Case, first: Called, taken_at: int, ended_at: int) -> bool:
-    """Whether the first process says so, or a fault kept it from its lease or from its last record."""
-    process = first.process
-    return any(first.at < at < ended_at + _NOTICED_NS for at in case.lapses.get(process, [])) or any(
-        each.since < taken_at and each.until > first.at for each in case.strikes if process in each.processes
-    )
-
-
 def _at_most_once(case: Case) -> Iterator[Breach]:
-    for id_, each in case.committed.items():
+    for id_, each in case.known.items():
         if each.kind == "at_most_once":
-            count, task = len(case.calls.get(id_, [])), case.tasks.get(id_)
+            count, task = max(map(len, case.histories(id_))), case.tasks.get(id_)
             if count > 1:
                 yield Breach("I6", f"called {count} times", id_)
-            if not count and task is not None and task.state == "SUCCEEDED":
+            if id_ not in case.calls and task is not None and task.state == "SUCCEEDED":
                 yield Breach("I6", "succeeded and was never called", id_)
 
 
@@ -158,7 +145,7 @@ def _one_end(case: Case) -> Iterator[Breach]:
     for id_, count in ends.items():
         if count > 1 + replays[id_]:
             yield Breach("I8", f"ended {count} times and was replayed {replays[id_]} times", id_)
-    for id_, each in case.committed.items():
+    for id_, each in case.known.items():
         task = case.tasks.get(id_)
         if task is not None and task.state in _FINAL and task.state not in _meant(each):
             yield Breach("I8", f"ended {task.state} ({task.reason}), was meant to be {_name(each)}", id_)
@@ -169,6 +156,14 @@ def _one_end(case: Case) -> Iterator[Breach]:
     for request, ids in by_request.items():
         if len(ids) > 1:
             yield Breach("I8", f"{request} became {len(ids)} tasks", min(ids))
+
+
+def _outages_are_free(case: Case) -> Iterator[Breach]:
+    attempts: Counter[UUID] = Counter()
+    for move in case.evidence.moves:
+        if (move.reason or "").startswith(_OUTAGE) and move.attempt > attempts[move.id]:
+            yield Breach("I8", f"{move.reason} spent an attempt", move.id)
+        attempts[move.id] = move.attempt
 
 
 def _meant(each: Intended) -> tuple[str, ...]:
@@ -196,7 +191,7 @@ def _catalogued(case: Case) -> Iterator[Breach]:
         deaths, count = letters[0].deaths, copies[id_]
         if letters[0].stage != "publish" and (count < deaths or (count > deaths and not may_repeat)):
             yield Breach("I9", f"died {deaths} times, {count} copies at the broker", id_)
-    for id_ in copies.keys() - case.letters.keys():
+    for id_ in copies.keys() - case.letters.keys() - case.lost.letters:
         yield Breach("I9", "a copy at the broker of nothing in the catalog", id_)
 
 
@@ -224,6 +219,7 @@ INVARIANTS: Final[tuple[Callable[[Case], Iterable[Breach]], ...]] = (
     _at_most_once,
     _ended,
     _one_end,
+    _outages_are_free,
     _catalogued,
     _replayed,
     _at_rest,

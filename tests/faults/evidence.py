@@ -37,6 +37,9 @@ class Move(msgspec.Struct, frozen=True):
     id: UUID
     event: str
     to_state: str | None = None
+    reason: str | None = None
+    attempt: int = 0
+    """Spent by then."""
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -87,10 +90,11 @@ union all
 select id, state, waiting_for, reason_code from towpath.task where consumer_group = $1
 """
 _MOVES = """
-select id, event, to_state from (
-  select seq, task_id as id, event, to_state from kept_event
+select id, event, to_state, reason_code as reason, coalesce(attempt, 0) as attempt from (
+  select seq, task_id as id, event, to_state, reason_code, attempt from kept_event
   union all
-  select seq, task_id, event, to_state from towpath.task_event where consumer_group = $1) moves
+  select seq, task_id, event, to_state, reason_code, attempt
+    from towpath.task_event where consumer_group = $1) moves
 order by seq
 """
 _LETTERS = """

@@ -1,10 +1,11 @@
 """What every fault is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, get_args
 
-from tests.faults.servers import BrokerName
+from tests.faults.servers import BrokerName, Servers
 from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, FaultWorld, Link, Role
 
 BOTH: Final[frozenset[BrokerName]] = frozenset(get_args(BrokerName))
@@ -29,11 +30,18 @@ class Fault:
     """Processes, servers and proxies; two faults of a run share none."""
     needs_cluster: bool = False
     """Kafka of three brokers, instead of one."""
+    needs_postgres: bool = False
+    """One of its own for the run, which `servers` starts."""
     latest_seconds: float = math.inf
     """It begins no later after the first message was handled: messages have to be left for it."""
     least_seconds: float = 0.0
     is_missed: bool = False
     """It did not come about: the verdict says nothing about it."""
+
+    @asynccontextmanager
+    async def servers(self, shared: Servers, template: str) -> AsyncIterator[Servers]:
+        """Those of the run: the shared ones, but for a strike that needs a server of its own."""
+        yield shared
 
     async def begin(self, world: FaultWorld) -> None:
         """Strike."""

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Final, get_args
 
 from tests.faults import freezing, kafka_faults
+from tests.faults.disk_faults import CommitsSlow, DiskFull, WalDiskFull
+from tests.faults.failover import Failover
 from tests.faults.fault import OF_ROLE, Fault
 from tests.faults.process_faults import (
     ClockJumps,
@@ -67,6 +69,10 @@ def _table() -> dict[str, Callable[[], Fault]]:
         "backends_terminated": BackendsTerminated,
         "connections_exhausted": ConnectionsExhausted,
         "horizon_held": HorizonHeld,
+        "disk_full": DiskFull,
+        "wal_disk_full": WalDiskFull,
+        "commits_slow": CommitsSlow,
+        "failover": Failover,
         "broker_restarted": BrokerRestarted,
         "broker_killed": BrokerKilled,
         "broker_frozen": partial(ServerFrozen, "broker"),

@@ -91,7 +91,17 @@ class Struck(msgspec.Struct, frozen=True, tag=True):
     until: int
 
 
-Record: TypeAlias = Intended | Ended | Begun | Called | Returned | Lapsed | Struck
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """What a failover took back: commits from `since` on that the standby lacked. It took over at `until`."""
+
+    transactions: frozenset[str] = frozenset()
+    letters: frozenset[UUID] = frozenset()
+    """Of the dead-letter catalog."""
+    since: int = 0
+    until: int = -1
+
+
+Record: TypeAlias = Intended | Ended | Begun | Called | Returned | Lapsed | Struck | Lost
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Record).decode
 

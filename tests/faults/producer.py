@@ -23,6 +23,7 @@ from tests.faults import defects
 from tests.faults.ledger import Ended, Intended, Ledger
 from tests.faults.messages import TASKS, Messages, declare
 from tests.faults.plan import Message, Transaction, lanes
+from tests.faults.world import UNREACHABLE
 from towpath import tasks
 from towpath.outbox import emit, submit
 from towpath.settings import load
@@ -31,14 +32,7 @@ from towpath.store.database import plain_url, sqlalchemy_url, within
 _PATIENCE_SECONDS: Final = 15.0
 _AGAIN_SECONDS: Final = 0.5
 _DEED: Final = "insert into deed (transaction) values ({0})"
-_AWAY: Final = (
-    OSError,
-    TimeoutError,
-    DBAPIError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection that ends while it is used
-)
+_AWAY: Final = (*UNREACHABLE, DBAPIError)
 
 Target: TypeAlias = "AsyncSession | asyncpg.Connection[Any]"
 

@@ -5,7 +5,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
@@ -33,10 +33,10 @@ _OPEN: Final = (
     "select message_id from towpath.dead_letter"
     " where consumer_group = $1 and state = 'open' and stage = 'handle'"
 )
-_ENDED: Final = """
-select id from towpath.task where consumer_group = $1 and state = any($2::text[])
+_TASKS: Final = """
+select id, state = any($2::text[]) as is_ended from towpath.task where consumer_group = $1
 union all
-select id from kept_task
+select id, true from kept_task
 """
 _UNSENT: Final = "select count(*) from towpath.outbox_message where status = 'PENDING'"
 _LEFT: Final = """
@@ -68,28 +68,33 @@ async def perform(
     outcome = Outcome(plan, servers.broker_name)
     started = time.monotonic()
     name = f"faults_{plan.seed}_{time.time_ns()}"
-    admin_url = servers.postgres.url()
-    await asyncio.to_thread(create_database, admin_url, name, template=template)
     faults = [FAULTS[strike.fault]() for strike in plan.strikes]
-    make = partial(
-        FaultWorld,
-        servers=servers,
-        seed=plan.seed,
-        faults=faults,
-        defect=defect,
-    )
     directory.mkdir(parents=True)
-    try:
-        async with world_of(servers.postgres.url(name), servers.wire, directory, make=make) as world:
-            try:
-                await Run(world, plan, faults, outcome, patience_seconds).to_its_end()
-            except Exception:  # noqa: BLE001 - a run that fails is a verdict, and not the end of the others
-                outcome.trouble = traceback.format_exc()
-            finally:
-                world.close(directory)
-    finally:
-        outcome.seconds = time.monotonic() - started
-        await asyncio.to_thread(drop_database, admin_url, name)
+    async with AsyncExitStack() as stack:
+        shared = servers
+        for fault in faults:
+            servers = await stack.enter_async_context(fault.servers(servers, template))
+        await asyncio.to_thread(create_database, servers.postgres.url(), name, template=template)
+        make = partial(
+            FaultWorld,
+            servers=servers,
+            seed=plan.seed,
+            faults=faults,
+            defect=defect,
+        )
+        try:
+            url = servers.postgres.url(name)
+            async with world_of(url, servers.wire, directory, make=make) as world:
+                try:
+                    await Run(world, plan, faults, outcome, patience_seconds).to_its_end()
+                except Exception:  # noqa: BLE001 - a run that fails is a verdict, and not the end of the others
+                    outcome.trouble = traceback.format_exc()
+                finally:
+                    world.close(directory)
+        finally:
+            if servers is shared:  # one of its own goes as a whole
+                await asyncio.to_thread(drop_database, servers.postgres.url(), name)
+    outcome.seconds = time.monotonic() - started
     if outcome.is_kept and not keep:
         shutil.rmtree(directory)
     return outcome
@@ -205,9 +210,10 @@ class Run:
         world = self._world
         deeds = frozenset(row["transaction"] for row in await world.db.fetch("select transaction from deed"))
         committed = Case(Evidence(records=self._intended, deeds=deeds)).committed
-        cured = await world.db.fetch(_OPEN, world.group)
-        ended = {row["id"] for row in await world.db.fetch(_ENDED, world.group, sorted(FINAL))}
-        return committed.keys() - (ended - {row["message_id"] for row in cured})
+        cured = {row["message_id"] for row in await world.db.fetch(_OPEN, world.group)}
+        tasks = await world.db.fetch(_TASKS, world.group, sorted(FINAL))
+        ended = {row["id"] for row in tasks if row["is_ended"]}
+        return (committed.keys() | {row["id"] for row in tasks}) - (ended - cured)
 
     async def _left(self, grown: dict[str, int]) -> dict[str, int]:
         """What did not come to rest within a while after the processes ended."""

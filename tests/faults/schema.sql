@@ -23,5 +23,7 @@ create table kept_event (
   seq      bigint not null,
   task_id  uuid not null,
   event    text not null,
-  to_state text
+  to_state text,
+  reason_code text,
+  attempt  integer
 );

@@ -10,7 +10,19 @@ import pytest
 
 from tests.faults.checker import check
 from tests.faults.evidence import Done, Evidence, Letter, Move, Task
-from tests.faults.ledger import Begun, Called, Ended, Intended, Lapsed, Ledger, Record, Returned, Struck, read
+from tests.faults.ledger import (
+    Begun,
+    Called,
+    Ended,
+    Intended,
+    Lapsed,
+    Ledger,
+    Lost,
+    Record,
+    Returned,
+    Struck,
+    read,
+)
 
 A, B, CALL, ONCE, SUBMITTED, DEAD, GHOST, ABANDONED = (UUID(int=number) for number in range(1, 9))
 
@@ -180,6 +192,9 @@ DEFECTS: Final[dict[str, tuple[Callable[[Evidence], Evidence], Sequence[str]]]] 
         ),
         ["I8"],
     ),
+    "a full disk spent an attempt": (
+        plus("moves", Move(A, "task.retry_scheduled", "WAITING", "sqlstate_53100", 1)), ["I8"],
+    ),
     "buried outside the catalog": (
         both(in_state(DEAD, "DEAD"), without("done", DEAD), replaced(letters=[], copies=[], moves=[])),
         ["I8", "I9"],
@@ -229,6 +244,37 @@ def test_what_a_repeated_submit_asked_for_is_not_what_is_expected() -> None:
         Called(id_, "requested", "20", "member-0", 60),
     )
     assert check(both(again, plus("tasks", Task(id_, "SUCCEEDED")))(evidence())) == []
+
+
+def test_what_a_failover_took_back_may_be_out_and_takes_effect_once_where_it_is() -> None:
+    """A ghost: its commit was answered, it was published, and the standby had never received it."""
+    id_ = UUID(int=20)
+    ghost = both(
+        plus("records", Intended("t6", id_, "transactional", "k", 1), Ended("t6", "committed")),
+        plus("published", id_),
+        plus("tasks", Task(id_, "SUCCEEDED")),
+        plus("done", Done(id_, "transactional", 95)),
+        plus("copies", id_),
+    )
+    lost = plus("records", Lost(frozenset({"t6"}), frozenset({id_})))
+
+    assert found(ghost(evidence())) == {"I1", "I2", "I4", "I9"}
+    assert found(both(ghost, lost)(evidence())) == set()
+    assert found(both(ghost, lost, plus("done", Done(id_, "transactional", 96)))(evidence())) == {"I4"}
+    assert found(both(ghost, lost, in_state(id_, "PARKED"), without("done", id_))(evidence())) == {"I7"}
+    assert found(both(lost, replaced(deeds=frozenset({"t2", "t3", "t4"})))(evidence())) == {"I1", "I2", "I4"}
+
+
+def test_a_call_whose_mark_a_failover_took_back_may_be_made_once_more() -> None:
+    """At most once, as each of the two databases knows it."""
+    again = plus("records", Called(ONCE, "at_most_once", f"{ONCE}", "member-0", 44))
+
+    def failed_over(since: int, until: int) -> set[str]:
+        lost = plus("records", Lost(since=since, until=until))
+        return found(both(again, lost)(evidence()))
+
+    assert failed_over(39, 42) == set()
+    assert failed_over(41, 42) == failed_over(39, 50) == failed_over(45, 50) == {"I6"}
 
 
 def test_evidence_and_ledgers_are_read_as_they_were_written(tmp_path: Path) -> None:

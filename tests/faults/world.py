@@ -43,7 +43,13 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "TOWPATH_TELEMETRY__LOG_LEVEL": "INFO",
 }
 _CONNECT_SECONDS: Final = 60.0
-UNREACHABLE: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+UNREACHABLE: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's state machine, confused by a connection that broke
+)
 """What a database raises that is struck."""
 
 

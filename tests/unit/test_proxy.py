@@ -84,6 +84,22 @@ async def test_an_end_of_input_is_passed_on_after_the_data(proxy: TcpProxy) -> N
     client.close()
 
 
+async def test_new_connections_go_where_they_are_redirected(proxy: TcpProxy) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"successor")
+        writer.close()
+
+    before = await Client.connect(proxy)
+    await before.ask(b"x")
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as successor:
+        proxy.redirect(successor.sockets[0].getsockname()[1])
+        after = await Client.connect(proxy)
+        assert await after.receive(9) == b"successor"
+        after.close()
+    assert await before.ask(b"still there") == b"still there"
+    before.close()
+
+
 async def test_a_cut_resets_connections_and_refuses_new_ones(proxy: TcpProxy) -> None:
     client = await Client.connect(proxy)
     await client.ask(b"x")

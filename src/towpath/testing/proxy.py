@@ -109,6 +109,10 @@ class TcpProxy:
         """Delivers each piece of data that much later, in both directions; the bandwidth stays."""
         self._delay_seconds = seconds
 
+    def redirect(self, upstream_port: int) -> None:
+        """New connections go to another server on the same host, such as one that takes over."""
+        self._upstream = (self._upstream[0], upstream_port)
+
     async def restore(self) -> None:
         """Forwards normally again, including what was held back."""
         self._delay_seconds = 0.0

@@ -12,7 +12,8 @@ create trigger keep_task after delete on towpath.task for each row execute funct
 
 create function public.keep_event() returns trigger language plpgsql as $$
 begin
-  insert into public.kept_event values (old.seq, old.task_id, old.event, old.to_state);
+  insert into public.kept_event values 
+    (old.seq, old.task_id, old.event, old.to_state, old.reason_code, old.attempt);
   return null;
 end $$;
 create trigger keep_event after delete on towpath.task_event for each row execute function public.keep_event();

@@ -39,6 +39,7 @@ def strikes_at(broker: BrokerName) -> Mapping[str, Callable[[], Fault]]:
         and not make().links
         and not make().clocks
         and not make().needs_cluster
+        and not make().needs_postgres
         and broker in make().brokers
         and not make().acts_on.intersection(WITNESSES)
     }
