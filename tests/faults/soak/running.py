@@ -55,6 +55,7 @@ class SoakWorld(FaultWorld):
         self._retentions = {
             "TOWPATH_RELAY__RETENTION": "60s",
             RETENTION_VARIABLE: f"{retention_seconds}s",
+            "TOWPATH_WORKER__LOST_AFTER": "5m",  # what a fault held up is late, and not lost
         }
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
