@@ -288,9 +288,8 @@ class Engine:
         return sum(len(hub.log(each)) - committed.get(each, 0) for each in hub.partitions(address))
 
     async def is_drained(self, *addresses: str) -> None:
-        """Wait until everything is acknowledged; the last few behind a breaker go one probe at a time."""
-        wanted = addresses or ("parcels",)
-        await until(lambda: not any(self.unacknowledged(each) for each in wanted), seconds=100)
+        """Wait until everything is acknowledged."""
+        await until(lambda: not any(self.unacknowledged(each) for each in addresses or ("parcels",)))
 
     def copies(self, address: str = "parcels") -> Sequence[Record]:
         """What is in the broker's dead-letter queue."""

@@ -124,11 +124,11 @@ async def test_one_type_is_paused_while_others_go_on_and_its_flood_makes_way(mig
         assert of_key == list(range(key, 60, 7))
 
 
-@pytest.mark.parametrize(("paused_type", "end"), [("", "WAITING"), ("note.left", "DEAD")])
-async def test_the_time_of_a_pause_does_not_count_towards_the_age_of_what_waited(
-    migrated_url: str, paused_type: str, end: str
+@pytest.mark.parametrize(("due_for", "end"), [(timedelta(hours=4), "WAITING"), (timedelta(0), "DEAD")])
+async def test_the_time_for_which_something_is_due_and_may_not_start_does_not_count_towards_its_age(
+    migrated_url: str, due_for: timedelta, end: str
 ) -> None:
-    """C12: it started five hours ago, four of them a pause of its group; another type's does not help."""
+    """C12, C14: it was first tried five hours ago, and a pause or a breaker has held it for four of them."""
     app = depot(retry=RetryPolicy(attempts=9, base="1h", cap="1h", max_age="3h"))
 
     @app.idempotent()
@@ -136,15 +136,11 @@ async def test_the_time_of_a_pause_does_not_count_towards_the_age_of_what_waited
         raise Retry("closed")
 
     async with bench(app, migrated_url) as engine:
-        await engine.db.execute(
-            "insert into towpath.pause (kind, name, type, actor, reason, paused_at, resumed_at) values"
-            " ('start', 'depot', $1, 'ann', '', towpath.clock() - interval '4 hours 30 minutes',"
-            "  towpath.clock() - interval '30 minutes')",
-            paused_type,
-        )
         id_ = await engine.submit_due(Posted("a"))
         await engine.db.execute(
-            "update towpath.task set started_at = towpath.clock() - interval '5 hours', attempt = 1"
+            "update towpath.task set attempt = 1, due_at = towpath.clock() - $1::interval,"
+            " started_at = towpath.clock() - interval '5 hours'",
+            due_for,
         )
         async with engine.member():
             await until(lambda: _is_tried(engine, id_))

@@ -51,7 +51,7 @@ def breakers(clock: Clock) -> Breakers:
 
 
 def fail(breakers: Breakers, type_: str, keys: Any, failure: Failure) -> bool:
-    opened = [breakers.note_failure(type_, key, failure) for key in keys]
+    opened = [breakers.note_failure(type_, object(), key, failure) for key in keys]
     return any(opened)
 
 
@@ -92,12 +92,45 @@ def test_while_it_is_open_one_probe_at_a_time_starts(breakers: Breakers, clock: 
         assert breakers.admits("crate.lifted")
         breakers.started("crate.lifted", "probe")
         assert not breakers.admits("crate.lifted")
-        breakers.note_failure("crate.lifted", "probe", AWAY)
+        breakers.note_failure("crate.lifted", "probe", "probe", AWAY)
     assert waits[0] <= 1.0
     assert waits[-1] > waits[0]
     clock.now += 120
     breakers.started("crate.lifted", "probe")
     assert breakers.note_success("crate.lifted") is not None
+    assert breakers.admits("crate.lifted")
+
+
+def test_one_good_probe_lets_everything_start(breakers: Breakers, clock: Clock) -> None:
+    """C14, D8: after many bad ones too, and after a storm: nobody waits for a second one."""
+    for _ in range(STORM_WINDOW):
+        breakers.note_death("crate.dropped", object(), "bad_crate")
+    for _ in range(8):
+        clock.now += breakers.seconds_until_probe("crate.dropped")
+        breakers.started("crate.dropped", "probe")
+        breakers.note_death("crate.dropped", "probe", "bad_crate")
+        breakers.over("probe")
+    clock.now += breakers.seconds_until_probe("crate.dropped")
+    breakers.started("crate.dropped", "good")
+    assert not breakers.admits("crate.dropped")
+    assert breakers.note_success("crate.dropped") is not None
+    assert breakers.admits("crate.dropped")
+    assert not breakers.outlasted_a_probe("crate.dropped")
+    assert breakers.closed_types() == []
+
+
+def test_only_the_probe_tells_that_it_goes_on(breakers: Breakers, clock: Clock) -> None:
+    """C14: what was under way when it opened neither frees the place of the probe nor counts as one."""
+    fail(breakers, "crate.lifted", range(KEYS_TO_OPEN), AWAY)
+    clock.now += 10
+    breakers.started("crate.lifted", "probe")
+    fail(breakers, "crate.lifted", ["late"], AWAY)
+    clock.now += 10
+    assert not breakers.admits("crate.lifted")
+    assert not breakers.outlasted_a_probe("crate.lifted")
+    breakers.note_failure("crate.lifted", "probe", "probe", AWAY)
+    assert breakers.outlasted_a_probe("crate.lifted")
+    clock.now += 10
     assert breakers.admits("crate.lifted")
 
 
@@ -119,7 +152,7 @@ def test_failures_are_free_only_while_it_is_open(breakers: Breakers) -> None:
 
 def test_a_storm_of_one_reason_opens_the_handler(breakers: Breakers) -> None:
     """D8: most of the last ends died of one reason."""
-    opened = [breakers.note_death("crate.dropped", "bad_crate") for _ in range(STORM_WINDOW)]
+    opened = [breakers.note_death("crate.dropped", object(), "bad_crate") for _ in range(STORM_WINDOW)]
     assert opened[:-1] == [None] * (STORM_WINDOW - 1)
     assert opened[-1] is not None
     assert opened[-1].reason == "storm:bad_crate"
@@ -129,7 +162,7 @@ def test_a_storm_of_one_reason_opens_the_handler(breakers: Breakers) -> None:
 def test_a_minority_of_deaths_is_no_storm(breakers: Breakers) -> None:
     for number in range(3 * STORM_WINDOW):
         if number % 3 == 0:
-            assert breakers.note_death("crate.dropped", "bad_crate") is None
+            assert breakers.note_death("crate.dropped", object(), "bad_crate") is None
         else:
             breakers.note_success("crate.dropped")
 

@@ -69,19 +69,19 @@ class Breaker:
             self.reason, self.probing_until, self.probes_failed = None, None, 0
         return was_open
 
-    def failed(self, key: Hashable, reason: str, now: float) -> bool:
+    def failed(self, who: object, key: Hashable, reason: str, now: float) -> bool:
         """A failure of the dependency. True: this opened it."""
         if self.is_open:
-            self._probe_failed(now)
+            self._still_fails(who, now)
             return False
         self.failed_keys.add(key)
         return len(self.failed_keys) >= KEYS_TO_OPEN and self._open(reason, now)
 
-    def died(self, reason: str, now: float) -> bool:
+    def died(self, who: object, reason: str, now: float) -> bool:
         """A message went to the catalog. True: there are so many that this opened it."""
         self.ends.append(reason)
         if self.is_open:
-            self._probe_failed(now)
+            self._still_fails(who, now)
             return False
         worst, count = Counter(end for end in self.ends if end is not None).most_common(1)[0]
         is_storm = len(self.ends) == STORM_WINDOW and count > STORM_WINDOW // 2
@@ -92,9 +92,9 @@ class Breaker:
         self.probe_at = now + _BACKOFF.delay(0).total_seconds()
         return True
 
-    def _probe_failed(self, now: float) -> None:
-        """Also called for what was under way when it opened: those only move the next probe."""
-        if self.probing_until is not None:
+    def _still_fails(self, who: object, now: float) -> None:
+        """What was under way when it opened only moves the next probe."""
+        if self.probing_until is not None and self.prober is who:
             self.probes_failed += 1
             self.probing_until = None
         self.probe_at = now + _BACKOFF.delay(self.probes_failed).total_seconds()
@@ -138,6 +138,11 @@ class Breakers:
         breaker = self._by_type.get(type_)
         return breaker is not None and breaker.is_open
 
+    def outlasted_a_probe(self, type_: str) -> bool:
+        """Whether a probe has failed since it opened: nobody knows how long it goes on."""
+        breaker = self._by_type.get(type_)
+        return breaker is not None and breaker.probes_failed > 0
+
     def seconds_until_probe(self, type_: str) -> float:
         """How long a message that was not admitted should rest, at least a moment."""
         breaker = self._by_type[type_]
@@ -159,17 +164,19 @@ class Breakers:
         breaker = self._by_type.get(type_)
         return breaker if breaker is not None and breaker.succeeded() else None
 
-    def note_failure(self, type_: str, key: Hashable, failure: Failure) -> Breaker | None:
+    def note_failure(
+        self, type_: str, who: Hashable, key: Hashable, failure: Failure
+    ) -> Breaker | None:
         """A handler raised. The breaker, if this opened it."""
         breaker = self._by_type.get(type_)
         if breaker is None or not self._is_of_dependency(type_, failure):
             return None
-        return breaker if breaker.failed(key, failure.reason_code, self._clock()) else None
+        return breaker if breaker.failed(who, key, failure.reason_code, self._clock()) else None
 
-    def note_death(self, type_: str, reason: str) -> Breaker | None:
+    def note_death(self, type_: str, who: Hashable, reason: str) -> Breaker | None:
         """A message of this type went to the catalog. The breaker, if this opened it."""
         breaker = self._by_type.get(type_)
-        return breaker if breaker is not None and breaker.died(reason, self._clock()) else None
+        return breaker if breaker is not None and breaker.died(who, reason, self._clock()) else None
 
     def opened(self) -> list[Breaker]:
         """Those that are open now."""

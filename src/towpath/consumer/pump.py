@@ -235,7 +235,7 @@ class Pump:
                 self._breakers.started(received.work.type, received.work)
                 received.is_postponed = False
                 by_id[received.work.id] = received
-            elif len(self._lanes) > self._settings.max_in_flight * _PAUSED_SHARE:
+            elif self._makes_way(received.work.type):
                 received.is_postponed = True
                 by_id[received.work.id] = received
             else:
@@ -245,6 +245,11 @@ class Pump:
 
     def _admits(self, type_: str) -> bool:
         return not self._pauses.holds(type_) and self._breakers.admits(type_)
+
+    def _makes_way(self, type_: str) -> bool:
+        """Whether what may not start waits in the database, where it holds nothing back at the broker."""
+        is_crowded = len(self._lanes) > self._settings.max_in_flight * _PAUSED_SHARE
+        return is_crowded or self._breakers.outlasted_a_probe(type_)
 
     def _rest_seconds(self, type_: str) -> float:
         return _STOPPED_SECONDS if self._pauses.holds(type_) else self._breakers.seconds_until_probe(type_)

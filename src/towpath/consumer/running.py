@@ -69,10 +69,7 @@ class Runner:
         self._max_deliveries = max_deliveries
 
     def claimed(self, runs: Sequence[Run]) -> None:
-        """Their attempts begin. What they waited for a pause to end is not their age."""
-        for run in runs:
-            work = run.work
-            work.age_seconds -= self._pauses.free_seconds(work.type, work.age_seconds)
+        """Their attempts begin."""
         self._report.claimed([run.work for run in runs])
 
     def begin(self, run: Run) -> Failed | None:
@@ -367,6 +364,7 @@ class Runner:
         """A message ended well, or was rejected by a handler that worked."""
         breaker = self._breakers.note_success(work.type)
         if breaker is not None:
+            self._wake_due_after(0.0)
             self._report.breaker(breaker, len(self._breakers.opened()))
 
     def _failed(self, work: Work, failure: Failure) -> None:
@@ -374,12 +372,12 @@ class Runner:
         if failure.kind == "reject":
             self._succeeded(work)
             return
-        breaker = self._breakers.note_failure(work.type, work.lane or work.id, failure)
+        breaker = self._breakers.note_failure(work.type, work, work.lane or work.id, failure)
         self._report.breaker(breaker, len(self._breakers.opened()))
 
     def _died(self, work: Work, failure: Failure, stage: Stage) -> None:
         self._report.died(work, failure, stage)
-        breaker = self._breakers.note_death(work.type, failure.reason_code)
+        breaker = self._breakers.note_death(work.type, work, failure.reason_code)
         self._report.breaker(breaker, len(self._breakers.opened()))
 
 

@@ -30,18 +30,6 @@ class Target:
     """Of a consumer group: a message type or EVERY_TYPE."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPause:
-    """A pause of a consumer group, in force or over."""
-
-    type: str
-    paused_ago: float
-    """Seconds since it began."""
-    resumed_ago: float
-    """Seconds since it ended; 0 while it is in force."""
-    is_open: bool
-
-
 class PauseStore:
     """The statements of one schema; those that write belong into the caller's transaction."""
 
@@ -73,8 +61,8 @@ class GroupPauses:
         self._statement = load("pauses", database.schema)["of_group"]
         self._group = group
 
-    async def read(self) -> list[GroupPause]:
-        """Those in force, and those that ended in the last 90 days. Raises StoreUnavailable."""
+    async def read(self) -> frozenset[str]:
+        """Types of which nothing starts for now; EVERY_TYPE: nothing at all. Raises StoreUnavailable."""
         with store_errors():
             rows = await self._database.pool.fetch(self._statement, self._group)
-        return [GroupPause(**row) for row in rows]
+        return frozenset(row["type"] for row in rows)

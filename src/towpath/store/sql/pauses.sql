@@ -18,11 +18,5 @@ update towpath.pause set resumed_at = towpath.clock()
 returning id
 
 -- name: of_group
--- The pauses of group $1 that matter to the age of what waits. Reads the table, which is small.
-select p.type, extract(epoch from towpath.clock() - p.paused_at)::float8 as paused_ago,
-       coalesce(extract(epoch from towpath.clock() - p.resumed_at), 0)::float8 as resumed_ago,
-       p.resumed_at is null as is_open
-  from towpath.pause p
- where p.kind = 'start' and p.name = $1
-   and (p.resumed_at is null or p.resumed_at > towpath.clock() - interval '90 days')
- order by p.id
+-- The types of group $1 of which nothing starts for now. Index: pause_open.
+select p.type from towpath.pause p where p.kind = 'start' and p.name = $1 and p.resumed_at is null

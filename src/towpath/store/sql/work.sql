@@ -107,10 +107,11 @@ select extract(epoch from t.due_at - towpath.clock())::float8 from towpath.task 
  where t.consumer_group = $1 and t.state = 'WAITING' order by t.due_at limit 1
 
 -- name: start_due
--- Start due rows, unless another member was quicker or the lane runs something. Index: primary key.
+-- Start due rows, unless another member was quicker or the lane runs something. For how long they were due
+-- (a pause, an open breaker, no member) does not count towards their age. Index: primary key.
 update towpath.task t
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, due_at = null, waiting_for = null,
-       version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
+       version = t.version + 1, started_at = coalesce(t.started_at + (towpath.clock() - t.due_at), towpath.clock()), updated_at = towpath.clock()
  where t.consumer_group = $1
    and t.id = any(array(select w.id from towpath.task w where w.consumer_group = $1 and w.id = any($2::uuid[])
                            and w.state || '' = 'WAITING' and w.due_at <= towpath.clock() order by w.id for update skip locked))

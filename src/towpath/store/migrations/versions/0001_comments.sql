@@ -102,7 +102,7 @@ comment on column towpath.pause.type is 'Of a consumer group: the message type, 
 comment on column towpath.pause.actor is 'Who stopped it.';
 comment on column towpath.pause.reason is 'Why, in the words of the operator.';
 comment on column towpath.pause.paused_at is 'Since when.';
-comment on column towpath.pause.resumed_at is 'Until when; null while it is in force. Kept, since the time between does not count towards the age of work.';
+comment on column towpath.pause.resumed_at is 'Until when; null while it is in force.';
 
 comment on table towpath.publish_gate is 'Keys (park_key) and shards (block) that wait until a person decides about a message that cannot be published, and paused destinations (pause).';
 comment on column towpath.publish_gate.id is 'Order of closing.';

@@ -186,7 +186,7 @@ create view towpath.shard_progress as
   order by p.shard, p.epoch desc, j.seq desc;
 
 -- What people have stopped for now: publishing to a destination ('*' is every one), or a consumer group's starting of
--- work ('' is every type). Those that ended stay: the time of what waited meanwhile does not count towards its age.
+-- work ('' is every type). Those that ended stay: who stopped what, for how long and why.
 create table towpath.pause (
   id         bigint generated always as identity primary key,
   kind       text not null check (kind in ('publish', 'start')),
