@@ -6,34 +6,27 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 from uuid import UUID
 
 from towpath.backoff import RetryPolicy, parse_duration
 from towpath.brokers.ports import Delivery, dead_letter_address
-from towpath.context import Attempt, Batch, Call, OnceCall, SyncCall, SyncTx, Tx
-from towpath.failures import Classifier, Rule
-from towpath.handlers import (
-    BatchLimits,
-    Effect,
-    Handler,
-    InvalidHandler,
-    Reconcile,
-    message_of,
-    read_reconcile,
-    read_signature,
+from towpath.context import Attempt, OnceCall
+from towpath.decorators import (
+    AtMostOnceDecorator,
+    BatchDecorator,
+    IdempotentDecorator,
+    Result,
+    TransactionalDecorator,
 )
-from towpath.outcomes import Reject, Verdict
+from towpath.failures import Classifier, Rule
+from towpath.handlers import BatchLimits, Effect, Handler, InvalidHandler, Options, handler_of, read_reconcile
+from towpath.outcomes import Verdict
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
-Result: TypeAlias = Reject | bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
-"""What an idempotent handler may return: JSON values are kept as the task's result."""
-
-M = TypeVar("M")
 P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
 S = TypeVar("S")
-Returned = TypeVar("Returned", bound=Result)
 
 ADDRESS_LIMIT: Final = 200
 _GROUP_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -41,56 +34,6 @@ _GROUP_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 Provider: TypeAlias = Callable[[], AbstractAsyncContextManager[S]]
 Next: TypeAlias = Callable[[], Awaitable[object]]
 Middleware: TypeAlias = Callable[[Attempt, Next], Awaitable[object]]
-
-
-class _Transactional(Protocol):
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[M, Tx, P], Awaitable[Reject | None]], /
-    ) -> Callable[Concatenate[M, Tx, P], Awaitable[Reject | None]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[M, SyncTx, P], Reject | None], /
-    ) -> Callable[Concatenate[M, SyncTx, P], Reject | None]: ...
-    @overload
-    def __call__(
-        self, function: Callable[[M], Awaitable[Reject | None]], /
-    ) -> Callable[[M], Awaitable[Reject | None]]: ...
-
-
-class _Idempotent(Protocol):
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[M, Call, P], Awaitable[R]], /
-    ) -> Callable[Concatenate[M, Call, P], Awaitable[R]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[M, SyncCall, P], R], /
-    ) -> Callable[Concatenate[M, SyncCall, P], R]: ...
-    @overload
-    def __call__(self, function: Callable[[M], Awaitable[R]], /) -> Callable[[M], Awaitable[R]]: ...
-
-
-class _AtMostOnce(Protocol[Returned]):
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[M, OnceCall, P], Awaitable[Returned]], /
-    ) -> Callable[Concatenate[M, OnceCall, P], Awaitable[Returned]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[[M], Awaitable[Returned]], /
-    ) -> Callable[[M], Awaitable[Returned]]: ...
-
-
-class _Batch(Protocol):
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Batch[M], Tx, P], Awaitable[None]], /
-    ) -> Callable[Concatenate[Batch[M], Tx, P], Awaitable[None]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[[Batch[M]], Awaitable[None]], /
-    ) -> Callable[[Batch[M]], Awaitable[None]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +87,21 @@ class App:
         timeout: str | timedelta = "5m",
         type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
-    ) -> _Transactional:
+    ) -> TransactionalDecorator:
         """The effect is in this Postgres: SQL, task state and emitted events commit together. Once.
 
         `concurrency` bounds how many run at once in a worker, `retry` replaces the group's policy,
         `timeout` ends one attempt. `type` and `destination` are needed where the payload is `bytes`.
         Raises InvalidHandler where the function's signature does not fit.
         """
-
-        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(function, Effect.TRANSACTIONAL, concurrency, retry, timeout, None, type, destination)
-            return function
-
-        return declare
+        return self._declaring(
+            Effect.TRANSACTIONAL,
+            retry,
+            timeout=timeout,
+            concurrency=concurrency,
+            type_=type,
+            destination=destination,
+        )
 
     def idempotent(
         self,
@@ -167,18 +112,21 @@ class App:
         retry: RetryPolicy | None = None,
         type: str | None = None,  # noqa: A002 - the field's name
         destination: str | None = None,
-    ) -> _Idempotent:
+    ) -> IdempotentDecorator:
         """An outside call with a stable key; no transaction is open while it runs. At least once.
 
         Handlers that name the same `dependency` share a breaker; otherwise each has its own. What it
         returns is the task's result. The rest is as for `transactional`.
         """
-
-        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(function, Effect.IDEMPOTENT, concurrency, retry, timeout, dependency, type, destination)
-            return function
-
-        return declare
+        return self._declaring(
+            Effect.IDEMPOTENT,
+            retry,
+            timeout=timeout,
+            concurrency=concurrency,
+            dependency=dependency,
+            type_=type,
+            destination=destination,
+        )
 
     def at_most_once(
         self,
@@ -188,28 +136,20 @@ class App:
         dependency: str | None = None,
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
-    ) -> _AtMostOnce[R]:
+    ) -> AtMostOnceDecorator[R]:
         """An effect that may not be repeated: `async with call.once():` marks it before it begins.
 
         A worker lost inside leaves the task UNKNOWN; `reconcile` is asked on a schedule whether it
         happened, and its result is the task's result. The rest is as for `idempotent`.
         """
-
-        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(
-                function,
-                Effect.AT_MOST_ONCE,
-                concurrency,
-                retry,
-                timeout,
-                dependency,
-                None,
-                None,
-                read_reconcile(reconcile),
-            )
-            return function
-
-        return declare
+        return self._declaring(
+            Effect.AT_MOST_ONCE,
+            retry,
+            timeout=timeout,
+            concurrency=concurrency,
+            dependency=dependency,
+            reconcile=read_reconcile(reconcile),
+        )
 
     def batch(
         self,
@@ -218,7 +158,7 @@ class App:
         max_wait: str | timedelta = "50ms",
         timeout: str | timedelta = "5m",
         retry: RetryPolicy | None = None,
-    ) -> _Batch:
+    ) -> BatchDecorator:
         """Many messages in one transaction, for set-based SQL; if it fails it runs one by one.
 
         A batch starts when `max_size` messages wait, or `max_wait` after its first. Middleware wraps
@@ -227,63 +167,20 @@ class App:
         if max_size < 1:
             raise InvalidHandler(f"max_size must be at least 1, got {max_size}")
         limits = BatchLimits(max_size, parse_duration(max_wait))
+        return self._declaring(Effect.BATCH, retry, timeout=timeout, batch=limits)
 
+    def _declaring(
+        self, effect: Effect, retry: RetryPolicy | None, **options: Unpack[Options]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(function, Effect.BATCH, None, retry, timeout, None, None, None, batch=limits)
+            handler = handler_of(function, effect, self.name, retry or self.retry, **options)
+            if handler.type in self._handlers:
+                known = self._handlers[handler.type].name
+                raise InvalidHandler(f"{function.__qualname__}: {handler.type} is handled by {known} already")
+            self._handlers[handler.type] = handler
             return function
 
         return declare
-
-    def _add(
-        self,
-        function: Callable[..., Any],
-        effect: Effect,
-        concurrency: int | None,
-        retry: RetryPolicy | None,
-        timeout: str | timedelta,
-        dependency: str | None,
-        type_: str | None,
-        destination: str | None,
-        reconcile: Reconcile | None = None,
-        batch: BatchLimits | None = None,
-    ) -> None:
-        signature = read_signature(function, effect)
-        wire_type, address, spec = message_of(function, signature.payload, type_, destination)
-        if spec is not None and spec.group not in (None, self.name):
-            raise InvalidHandler(
-                f"{function.__qualname__}: {wire_type} is addressed to {spec.group!r}, not {self.name!r}"
-            )
-        if wire_type in self._handlers:
-            raise InvalidHandler(
-                f"{function.__qualname__}: {wire_type} is handled by {self._handlers[wire_type].name} already"
-            )
-        if concurrency is not None and concurrency < 1:
-            raise InvalidHandler(
-                f"{function.__qualname__}: concurrency must be at least 1, got {concurrency}"
-            )
-        limit = parse_duration(timeout)
-        if not limit:
-            raise InvalidHandler(f"{function.__qualname__}: timeout must be longer than zero")
-        self._handlers[wire_type] = Handler(
-            name=function.__name__,
-            function=function,
-            effect=effect,
-            type=wire_type,
-            destination=address,
-            payload_class=None if signature.payload is bytes else signature.payload,
-            wants_message=signature.wants_message,
-            wants_context=signature.wants_context,
-            is_sync=signature.is_sync,
-            resources=signature.resources,
-            retry=retry or self.retry,
-            timeout=limit,
-            concurrency=concurrency,
-            dependency=dependency,
-            reconcile=reconcile,
-            batch=batch,
-            takes_null=signature.takes_null,
-            spec=spec,
-        )
 
     def provide(self, type_: type[S], factory: Provider[S]) -> None:
         """Open `factory()` at start, inject it by annotation, close it after the drain.

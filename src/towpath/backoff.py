@@ -53,7 +53,8 @@ class RetryPolicy:
 
     `RetryPolicy(attempts=8, max_age="24h", base="1s", cap="10m", in_place=2)`: eight tries in all
     (the first included), none later than 24 hours after the first (but for the time for which it was
-    due and could not start), delays between `base` and `cap`; `in_place` of the tries of a clearly transient error run at once in the same process.
+    due and could not start), delays between `base` and `cap`; `in_place` of the tries of a clearly
+    transient error run at once in the same process.
     """
 
     attempts: int = 8

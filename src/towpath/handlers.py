@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from types import UnionType
-from typing import Any, TypeAlias
+from typing import Any, Required, TypeAlias, TypedDict, Unpack
 
-from towpath.backoff import RetryPolicy
+from towpath.backoff import RetryPolicy, parse_duration
 from towpath.context import Batch, Call, OnceCall, SyncCall, SyncTx, Tx
 from towpath.errors import ConfigurationError, TowpathError
 from towpath.messages import Message, MessageSpec, spec_of
@@ -81,6 +81,18 @@ class Handler:
     takes_null: bool = False
     """Annotated `… | None`: a null value is no failure but None."""
     spec: MessageSpec | None = field(default=None, compare=False)
+
+
+class Options(TypedDict, total=False):
+    """What a decorator says of a handler beside its effect and its policy."""
+
+    timeout: Required[str | timedelta]
+    concurrency: int | None
+    dependency: str | None
+    type_: str | None
+    destination: str | None
+    reconcile: Reconcile
+    batch: BatchLimits
 
 
 class InvalidHandler(ConfigurationError):
@@ -199,3 +211,40 @@ def message_of(
     if type_ not in (None, spec.type):
         raise InvalidHandler(f"{name}: type={type_!r}, but {payload.__name__} is {spec.type!r}")
     return spec.type, destination or spec.destination, spec
+
+
+def handler_of(
+    function: Callable[..., Any], effect: Effect, group: str, retry: RetryPolicy, **options: Unpack[Options]
+) -> Handler:
+    """What a decorated function is in a group. Raises InvalidHandler."""
+    signature = read_signature(function, effect)
+    given, destination = options.get("type_"), options.get("destination")
+    wire_type, address, spec = message_of(function, signature.payload, given, destination)
+    name, concurrency = function.__qualname__, options.get("concurrency")
+    if spec is not None and spec.group not in (None, group):
+        raise InvalidHandler(f"{name}: {wire_type} is addressed to {spec.group!r}, not {group!r}")
+    if concurrency is not None and concurrency < 1:
+        raise InvalidHandler(f"{name}: concurrency must be at least 1, got {concurrency}")
+    limit = parse_duration(options["timeout"])
+    if not limit:
+        raise InvalidHandler(f"{name}: timeout must be longer than zero")
+    return Handler(
+        name=function.__name__,
+        function=function,
+        effect=effect,
+        type=wire_type,
+        destination=address,
+        payload_class=None if signature.payload is bytes else signature.payload,
+        wants_message=signature.wants_message,
+        wants_context=signature.wants_context,
+        is_sync=signature.is_sync,
+        resources=signature.resources,
+        retry=retry,
+        timeout=limit,
+        concurrency=concurrency,
+        dependency=options.get("dependency"),
+        reconcile=options.get("reconcile"),
+        batch=options.get("batch"),
+        takes_null=signature.takes_null,
+        spec=spec,
+    )

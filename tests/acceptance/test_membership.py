@@ -123,9 +123,9 @@ def _truth(ask: Any) -> Any:
 
 def _is_at_rest(member: Member) -> bool:
     """Whether it holds no message. (One that left may have been claiming: whoever is next gets those.)"""
-    pump, slots = member._pump, member._pump._slots
+    held, slots = member._held, member._held._slots
     taken = {limit.taken for limit in (slots._worker, slots._due, *slots._shared)}
-    return (pump._lanes._lanes, pump._suspected, member._roster._tasks, taken) == ({}, [], set(), {0})
+    return (held.lanes._lanes, held.suspects, member._roster._tasks, taken) == ({}, [], set(), {0})
 
 
 async def test_members_that_join_leave_and_freeze_lose_and_double_nothing(

@@ -21,7 +21,8 @@ from sqlalchemy.orm import Session
 from towpath.brokers.ports import PublishResult
 from towpath.consumer.effects import once
 from towpath.consumer.effects.executions import Failed
-from towpath.consumer.pump import Pump
+from towpath.consumer.held import Held
+from towpath.consumer.receiving import Receiver
 from towpath.context import Call, HandlerSession
 from towpath.outbox import buffer, emit
 from towpath.relay.publish import Sender
@@ -52,7 +53,7 @@ def _rewrite(family: str, name: str, old: str, new: str) -> None:
 
 
 def _acks_on_receipt() -> None:
-    accept = Pump._accept
+    accept = Receiver._accept
 
     def accept_and_forget(self: Any, deliveries: Any) -> None:
         accept(self, deliveries)
@@ -60,11 +61,11 @@ def _acks_on_receipt() -> None:
 
     def only_end(self: Any, all_received: Any) -> None:
         for received in all_received:
-            self._lanes.finish(received)
+            self.lanes.finish(received)
         self._wake.set()
 
-    Pump._accept = accept_and_forget  # type: ignore[method-assign]
-    Pump._acknowledge = only_end  # type: ignore[method-assign]
+    Receiver._accept = accept_and_forget  # type: ignore[method-assign]
+    Held.acknowledge = only_end  # type: ignore[method-assign]
 
 
 def _runs_finished_work_again() -> None:
@@ -181,14 +182,14 @@ def _commits_when_a_handler_fails() -> None:
 
 
 def _keeps_descriptors() -> None:
-    finish = Pump._finish
+    finish = Held.finish
     kept: list[socket.socket] = []
 
     def leak(self: Any, all_received: Any) -> None:
         kept.extend(socket.socket() for _ in all_received)
         finish(self, all_received)
 
-    Pump._finish = leak  # type: ignore[method-assign]
+    Held.finish = leak  # type: ignore[method-assign]
 
 
 def _drops_the_due() -> None:

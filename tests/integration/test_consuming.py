@@ -362,7 +362,7 @@ async def test_a_message_that_cannot_be_stored_is_found_in_its_batch_and_buried_
     migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C17: the others of the batch are claimed."""
-    from towpath.consumer import pump
+    from towpath.consumer import receiving
 
     app, seen = depot(), list[int]()
 
@@ -370,7 +370,7 @@ async def test_a_message_that_cannot_be_stored_is_found_in_its_batch_and_buried_
     async def sort(parcel: Posted) -> None:
         seen.append(parcel.number)
 
-    real = pump.read
+    real = receiving.read
 
     def spoil(*arguments: Any, **options: Any) -> Any:
         work = real(*arguments, **options)
@@ -380,7 +380,7 @@ async def test_a_message_that_cannot_be_stored_is_found_in_its_batch_and_buried_
             work.type = None
         return work
 
-    monkeypatch.setattr(pump, "read", spoil)
+    monkeypatch.setattr(receiving, "read", spoil)
     async with bench(app, migrated_url) as engine:
         for number in range(12):
             await engine.publish(Posted(f"k{number}", number))
@@ -494,7 +494,7 @@ async def test_suspects_that_leave_while_another_is_taken_over_are_not_taken_ove
             if takes_over and not is_released:
                 is_released = True
                 (member,) = engine.broker.hub.group("depot").members
-                member._listener._pump.release()  # type: ignore[attr-defined]
+                member._listener._held.release()  # type: ignore[attr-defined]
             return await real(self, batch, takes_over=takes_over)
 
         monkeypatch.setattr(ClaimStore, "claim", claim)

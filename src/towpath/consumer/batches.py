@@ -9,9 +9,10 @@ from functools import partial
 
 from towpath.consumer.effects.batch import Member
 from towpath.consumer.effects.executions import Committed, Execution, Failed
+from towpath.consumer.endings import CANCELLED
 from towpath.consumer.execution import Executor
 from towpath.consumer.roster import Roster
-from towpath.consumer.running import CANCELLED, Runner, span_of
+from towpath.consumer.running import Runner, span_of
 from towpath.consumer.runs import Phase, Run
 from towpath.handlers import BatchLimits, Handler
 from towpath.telemetry.tracing import ProcessSpan

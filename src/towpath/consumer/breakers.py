@@ -164,9 +164,7 @@ class Breakers:
         breaker = self._by_type.get(type_)
         return breaker if breaker is not None and breaker.succeeded() else None
 
-    def note_failure(
-        self, type_: str, who: Hashable, key: Hashable, failure: Failure
-    ) -> Breaker | None:
+    def note_failure(self, type_: str, who: Hashable, key: Hashable, failure: Failure) -> Breaker | None:
         """A handler raised. The breaker, if this opened it."""
         breaker = self._by_type.get(type_)
         if breaker is None or not self._is_of_dependency(type_, failure):

@@ -1,7 +1,6 @@
 """One worker from registration to drain."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
@@ -10,39 +9,16 @@ from uuid_utils.compat import uuid7
 
 from towpath.app import App
 from towpath.brokers.ports import Bookmark, Subscriber
-from towpath.consumer.batches import Batches
-from towpath.consumer.bookmarks import Bookmarks
-from towpath.consumer.breakers import Breakers
-from towpath.consumer.census import CensusLoop
-from towpath.consumer.execution import Executor
 from towpath.consumer.lanes import Received
-from towpath.consumer.loopwatch import LoopWatch
-from towpath.consumer.membership import Membership
 from towpath.consumer.pauses import Pauses
-from towpath.consumer.pump import Pump
-from towpath.consumer.reconciling import Reconciler
-from towpath.consumer.roster import GRACE_SECONDS, Roster, cancel
-from towpath.consumer.running import Runner
-from towpath.consumer.settling import GroupCommit
-from towpath.consumer.slots import Slots
-from towpath.consumer.suspects import Suspects
-from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
-from towpath.consumer.waves import Waves
+from towpath.consumer.roster import GRACE_SECONDS, cancel
+from towpath.consumer.wiring import wire
 from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
-from towpath.store.broker_deaths import BrokerDeathStore
-from towpath.store.census import CensusStore
-from towpath.store.claims import ClaimStore
 from towpath.store.database import Database, within
-from towpath.store.doubts import DoubtStore
 from towpath.store.groups import Terms
-from towpath.store.offsets import OffsetStore
 from towpath.store.pauses import GroupPauses
-from towpath.store.reaping import ReapStore
-from towpath.store.settles import SettleStore
-from towpath.store.sync_settles import SyncSettleStore
-from towpath.store.workers import WorkerStore
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import Telemetry
 
@@ -75,6 +51,7 @@ class Member:
     ) -> None:
         self.id: UUID = uuid7()
         self._group = app.name
+        self._types = terms.types
         self._drain_seconds = settings.drain_timeout.total_seconds()
         self._on_progress = on_progress
         self._subscriber = subscriber
@@ -82,128 +59,32 @@ class Member:
         self._pauses = Pauses(
             app.name, GroupPauses(database, app.name), telemetry=telemetry, on_change=self._heed
         )
-        claims = ClaimStore(
-            database,
-            app.name,
+        parts = wire(
             self.id,
-            is_ordered_by_key=app.ordering == "key",
-            max_parked=settings.max_parked_per_key,
-        )
-        settles = SettleStore(database, app.name, self.id)
-        doubts = DoubtStore(database, app.name)
-        self._workers = WorkerStore(database, app.name, self.id, settings.lease.total_seconds(), terms)
-        self._membership = Membership(
-            self._workers,
-            lease_seconds=settings.lease.total_seconds(),
-            beat_seconds=settings.beat_every.total_seconds(),
-            on_cancel=lambda task_id: self._roster.cancel(task_id),  # noqa: PLW0108 - made below
-            on_beat=self._pauses.look,
-            on_progress=on_progress,
-            on_outdated=on_outdated,
-        )
-        self._types = terms.types
-        watch = StoreWatch(app.name)
-        breakers = Breakers(app.handlers, time.monotonic)
-        suspects = Suspects(
-            settings.concurrency, settings.max_deliveries, settings.quiet.total_seconds(), time.monotonic
-        )
-        wake, wake_pump = self._wakes = asyncio.Event(), asyncio.Event()
-        slots = Slots(app.handlers, settings, wake=wake_pump, wake_due=wake)
-        self._group_commit = GroupCommit(settles, wake.set)
-        sync_settles = SyncSettleStore(database.schema, app.name, self.id)
-        executor = Executor(
-            app, database, settles, sync_settles, doubts, outbox, resources, self._membership.report
-        )
-        runner = Runner(
             app,
-            claims,
-            settles,
-            doubts,
-            BrokerDeathStore(database, app.name, self.id),
-            self._group_commit,
-            executor,
-            breakers,
-            self._pauses,
-            telemetry,
-            broker_labels,
-            lambda seconds: wake_after(wake, seconds),
-            settings.max_deliveries,
-        )
-        self._roster = Roster(app.name, settles, doubts)
-        batches = Batches(runner, executor, self._roster)
-        waves = Waves(app.handlers, runner, batches, self._roster)
-        self._pump = Pump(
-            app,
+            database,
             subscriber,
             settings,
+            pauses=self._pauses,
+            terms=terms,
             installation=installation,
             destinations=destinations,
-            claims=claims,
-            settles=settles,
-            runner=runner,
-            roster=self._roster,
-            waves=waves,
-            watch=watch,
-            suspects=suspects,
-            slots=slots,
-            breakers=breakers,
-            pauses=self._pauses,
-            wake=wake_pump,
+            outbox=outbox,
+            resources=resources,
             telemetry=telemetry,
+            broker_labels=broker_labels,
             on_progress=on_progress,
+            on_outdated=on_outdated,
+            on_blocked=self._note_blocked,
         )
-        self._due = DueLoop(
-            settings,
-            claims=claims,
-            waves=waves,
-            roster=self._roster,
-            watch=watch,
-            suspects=suspects,
-            slots=slots,
-            breakers=breakers,
-            pauses=self._pauses,
-            wake=wake,
-            on_progress=on_progress,
-        )
-        self._reaper = Reaper(
-            app,
-            settings,
-            reaps=ReapStore(database, app.name),
-            roster=self._roster,
-            watch=watch,
-            wake=wake,
-            telemetry=telemetry,
-            is_listening=lambda: subscriber.is_connected and not self._pauses.is_all,
-            on_progress=on_progress,
-        )
-
-        self._census = CensusLoop(
-            app.name,
-            store=CensusStore(database, app.name),
-            watch=watch,
-            telemetry=telemetry,
-            on_progress=on_progress,
-        )
-        self._bookmarks = Bookmarks(
-            app.name,
-            subscriber,
-            OffsetStore(database, app.name),
-            watch=watch,
-            telemetry=telemetry,
-            every_seconds=settings.beat_every.total_seconds(),
-            on_progress=on_progress,
-        )
-        self._loop_watch = LoopWatch(app.handlers, self._note_blocked)
-        self._reconciler = Reconciler(
-            app,
-            executor.caller,
-            doubts,
-            watch=watch,
-            pauses=self._pauses,
-            wake=wake,
-            every_seconds=settings.reap_every.total_seconds(),
-            on_progress=on_progress,
-        )
+        self._workers = parts.workers
+        self._membership = parts.membership
+        self._roster = parts.roster
+        self._held = parts.held
+        self._group_commit = parts.group_commit
+        self._bookmarks = parts.bookmarks
+        self._wakes = parts.wakes
+        self._loops = parts.loops
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises LeaseLost, and whatever kills a loop."""
@@ -212,18 +93,7 @@ class Member:
         await self._pauses.look()
         log.info("worker.registered", group=self._group, worker=str(self.id))
         await self._tell_differences()
-        loops = (
-            self._pump.receive_loop,
-            self._pump.claim_loop,
-            self._pump.patience_loop,
-            self._due.run,
-            self._reaper.run,
-            self._reconciler.run,
-            self._census.run,
-            self._bookmarks.run,
-            self._loop_watch.run,
-        )
-        intake = [asyncio.create_task(loop()) for loop in loops]
+        intake = [asyncio.create_task(loop()) for loop in self._loops]
         upkeep = [asyncio.create_task(loop()) for loop in (self._membership.run, self._group_commit.run)]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -272,7 +142,7 @@ class Member:
                 return False
             return received.delivery.partition in partitions
 
-        self._pump.release(is_leaving)
+        self._held.release(is_leaving)
         await self._roster.finish(timeout_seconds, is_leaving)
 
     async def bookmarks(self, partitions: frozenset[str]) -> Mapping[str, Bookmark]:
@@ -288,7 +158,7 @@ class Member:
 
     async def _drain(self, patience_seconds: float) -> None:
         """Nothing new; what runs may end within its patience, the rest goes back unspent."""
-        self._pump.release()
+        self._held.release()
         await self._roster.finish(patience_seconds)
 
     async def _take_leave(self) -> None:

@@ -2,37 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from towpath.app import App
-from towpath.brokers.ports import BrokerDeath, Delivery
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.effects.batch import Member
-from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, Failed, InDoubt
+from towpath.consumer.effects.executions import Done, Dropped, Execution, Failed, InDoubt
+from towpath.consumer.endings import CANCELLED, Endings
 from towpath.consumer.execution import Executor
-from towpath.consumer.intake import origin_of
 from towpath.consumer.pauses import Pauses
-from towpath.consumer.policy import End, Wait, decide
+from towpath.consumer.policy import Wait
 from towpath.consumer.reporting import Report
 from towpath.consumer.runs import Phase, Run, by_owner
 from towpath.consumer.settling import GroupCommit, Success, until_available
 from towpath.crashpoints import CrashPoint, crash_point
-from towpath.errors import DecodeError
 from towpath.failures import Failure
 from towpath.handlers import Handler
 from towpath.states import TaskState, WaitingFor
-from towpath.store.broker_deaths import BrokerDeathStore
 from towpath.store.claims import ClaimStore
-from towpath.store.deaths import Stage
-from towpath.store.doubts import DoubtStore
-from towpath.store.settles import SettleStore, Waits
 from towpath.store.work import Standing, Work
-from towpath.telemetry.metrics import Telemetry
 from towpath.telemetry.tracing import ProcessSpan, process_span
-
-_TROUBLE_SECONDS: Final = 5.0
 
 
 class Runner:
@@ -42,30 +33,24 @@ class Runner:
         self,
         app: App,
         claims: ClaimStore,
-        settles: SettleStore,
-        doubts: DoubtStore,
-        broker_deaths: BrokerDeathStore,
-        group_commit: GroupCommit,
         executor: Executor,
+        endings: Endings,
+        group_commit: GroupCommit,
         breakers: Breakers,
         pauses: Pauses,
-        telemetry: Telemetry,
+        report: Report,
         broker_labels: Mapping[str, str | int],
-        wake_due_after: Callable[[float], None],
         max_deliveries: int,
     ) -> None:
         self._app = app
         self._claims = claims
-        self._settles = settles
-        self._doubts = doubts
-        self._broker_deaths = broker_deaths
-        self._group_commit = group_commit
         self._executor = executor
+        self._endings = endings
+        self._group_commit = group_commit
         self._breakers = breakers
         self._pauses = pauses
-        self._report = Report(app.name, telemetry)
+        self._report = report
         self._broker_labels = broker_labels
-        self._wake_due_after = wake_due_after
         self._max_deliveries = max_deliveries
 
     def claimed(self, runs: Sequence[Run]) -> None:
@@ -131,7 +116,7 @@ class Runner:
         delivery = None if run.received is None else run.received.delivery
         try:
             with span.current:
-                outcome = await self._settle(work, execution, span, delivery)
+                outcome = await self._endings.settle(work, execution, span, delivery)
         except BaseException as error:
             span.abort(error)
             raise
@@ -154,7 +139,7 @@ class Runner:
         why = _STOPPED if self._pauses.holds(work.type) else _PAUSED
         delay = self._breakers.waits(work.type, _PAUSED) or timedelta(0)
         rest = Wait(delay, WaitingFor.RETRY, spent=0, counts_towards_age=False)
-        waits = await until_available(lambda: self._store_wait(work, rest, why))
+        waits = await until_available(lambda: self._endings.store_wait(work, rest, why))
         if waits is None:
             return await self._is_over_for(work)
         self._report.postponed(work, why.reason_code)
@@ -183,13 +168,12 @@ class Runner:
 
     def committed(self, runs: Sequence[Run], promoted_count: int) -> None:
         """Successes that a handler's transaction has settled."""
-        if promoted_count:
-            self._wake_due_after(0.0)
+        self._endings.promoted(promoted_count)
         self._have_succeeded(runs)
 
     def _have_succeeded(self, runs: Sequence[Run]) -> None:
         for run in runs:
-            self._succeeded(run.work)
+            self._endings.succeeded(run.work)
             span = span_of(run)
             self._report.ended(run.work, span, TaskState.SUCCEEDED, None)
             span.end()
@@ -203,182 +187,6 @@ class Runner:
             self._report.row_missing(work)
             return True
         return standing is Standing.SETTLED
-
-    async def bury(self, work: Work, error: Exception, delivery: Delivery) -> bool:
-        """A message that no claim can hold goes to the catalog as it is. False: try again later."""
-        cause = error if isinstance(error, DecodeError) else DecodeError("not_storable", str(error))
-        failure = self._app.classifier.classify(cause)
-        if not isinstance(error, DecodeError):
-            work.type, work.key, work.headers = "undecodable", None, ()
-        try:
-            await until_available(
-                lambda: self._settles.dead_on_arrival(work, failure, origin=origin_of(delivery))
-            )
-        except Exception as trouble:  # noqa: BLE001 - the catalog refuses it: nothing is lost, it waits
-            self._report.trouble(work, trouble)
-            await asyncio.sleep(_TROUBLE_SECONDS)
-            return False
-        self._died(work, failure, "decode")
-        crash_point(CrashPoint.BURIED_BEFORE_ACK)
-        return True
-
-    async def ingest(self, work: Work, death: BrokerDeath, delivery: Delivery) -> Standing:
-        """A message that the broker dead-lettered by itself goes to the catalog, and its task ends DEAD.
-
-        SETTLED: it is there, or its task ended or goes on from the database. BUSY: ask again later.
-        """
-        failure = Failure(
-            "dead",
-            f"broker_{death.reason}",
-            error_class="BrokerDeadLetter",
-            error_message=f"the broker took it from {death.queue or 'a queue'}: {death.reason}",
-            fingerprint=f"broker_{death.reason}",
-        )
-        try:
-            standing = await until_available(
-                lambda: self._broker_deaths.take(work, failure, origin=origin_of(delivery))
-            )
-        except Exception as trouble:  # noqa: BLE001 - the catalog refuses it: nothing is lost, it waits
-            self._report.trouble(work, trouble)
-            await asyncio.sleep(_TROUBLE_SECONDS)
-            return Standing.BUSY
-        if standing is not None:
-            return standing
-        self._report.died(work, failure, "broker")
-        crash_point(CrashPoint.BURIED_BEFORE_ACK)
-        return Standing.SETTLED
-
-    async def _settle(
-        self, work: Work, execution: Execution, span: ProcessSpan, delivery: Delivery | None
-    ) -> str | None:
-        """Make the outcome durable. Its name; None: the token is gone."""
-        match execution:
-            case Dropped():
-                return None
-            case Committed(state=state, promoted_count=promoted, reason_code=reason):
-                self._succeeded(work)
-                if promoted:
-                    self._wake_due_after(0.0)
-                return self._report.ended(work, span, state, reason)
-            case Done(state=TaskState.SUCCEEDED):
-                success = Success(work, execution.result)
-                await self._group_commit.settle([success])
-                if isinstance(success.outcome, Exception):  # the database refuses this row's result
-                    failure = self._app.classifier.classify(success.outcome)
-                    return await self._settle(work, Failed(failure), span, delivery)
-                if not success.outcome:
-                    return None
-                self._succeeded(work)
-                return self._report.ended(work, span, TaskState.SUCCEEDED, None)
-            case Done(reason_code=reason):
-                failure = Failure("reject", reason or "rejected", error_message=execution.detail or "")
-                return await self._settle(work, Failed(failure), span, delivery)
-            case InDoubt(failure=failure):
-                return await until_available(lambda: self._doubt(work, failure, span))
-            case Failed() as failed:
-                self._failed(work, failed.failure)
-                try:
-                    return await until_available(lambda: self._fail(work, failed, span, delivery))
-                except Exception as trouble:  # noqa: BLE001 - nothing is lost: the row goes back
-                    self._report.trouble(work, trouble)
-                    await asyncio.sleep(_TROUBLE_SECONDS)
-                    await until_available(lambda: self._settles.hand_back([work]))
-                    return None
-
-    async def _doubt(self, work: Work, failure: Failure, span: ProcessSpan) -> str | None:
-        span.failed(failure)
-        seconds = self._app.retry.base_delay.total_seconds()
-        if not await self._doubts.doubt(work, failure, reconcile_after_seconds=seconds):
-            return None
-        return self._report.ended(work, span, TaskState.UNKNOWN, failure.reason_code)
-
-    async def _fail(
-        self, work: Work, failed: Failed, span: ProcessSpan, delivery: Delivery | None
-    ) -> str | None:
-        failure = failed.failure
-        span.failed(failure)
-        if failure is CANCELLED:
-            return await self._end(work, TaskState.CANCELLED, failed, 0, span, delivery)
-        free = self._breakers.waits(work.type, failure)
-        if free is not None:
-            rest = Wait(free, WaitingFor.RETRY, spent=0, counts_towards_age=False)
-            return await self._wait(work, rest, failure, span)
-        handler = self._app.handlers.get(work.type)
-        age = timedelta(seconds=work.age_seconds + time.monotonic() - work.claimed_at)
-        decision = decide(
-            failure,
-            self._app.retry if handler is None else handler.retry,
-            attempts_before=work.attempt,
-            version=work.version,
-            tries=failed.tries,
-            age=age,
-        )
-        if isinstance(decision, End):
-            return await self._end(work, decision.state, failed, decision.spent, span, delivery)
-        return await self._wait(work, decision, failure, span)
-
-    async def _wait(self, work: Work, decision: Wait, failure: Failure, span: ProcessSpan) -> str | None:
-        waits = await self._store_wait(work, decision, failure)
-        if waits is None:
-            return None
-        return self._report.waits(work, waits, decision.delay, decision.waiting_for, failure, span)
-
-    async def _store_wait(self, work: Work, decision: Wait, failure: Failure) -> Waits | None:
-        seconds = decision.delay.total_seconds()
-        waits = await self._settles.wait(
-            work,
-            failure,
-            delay_seconds=seconds,
-            waiting_for=decision.waiting_for,
-            spent=decision.spent,
-            ageless_seconds=0.0 if decision.counts_towards_age else seconds,
-        )
-        if waits is not None:
-            crash_point(CrashPoint.WAITING_BEFORE_ACK)
-            self._wake_due_after(seconds)
-        return waits
-
-    async def _end(
-        self,
-        work: Work,
-        state: TaskState,
-        failed: Failed,
-        spent: int,
-        span: ProcessSpan,
-        delivery: Delivery | None,
-    ) -> str | None:
-        failure, stage = failed.failure, failed.stage
-        promoted = await self._settles.end(
-            work, state, failure, spent=spent, stage=stage, origin=origin_of(delivery)
-        )
-        if promoted is None:
-            return None
-        if promoted:
-            self._wake_due_after(0.0)
-        if state is TaskState.DEAD:
-            self._died(work, failure, stage)
-            crash_point(CrashPoint.BURIED_BEFORE_ACK)
-        return self._report.ended(work, span, state, failure.reason_code)
-
-    def _succeeded(self, work: Work) -> None:
-        """A message ended well, or was rejected by a handler that worked."""
-        breaker = self._breakers.note_success(work.type)
-        if breaker is not None:
-            self._wake_due_after(0.0)
-            self._report.breaker(breaker, len(self._breakers.opened()))
-
-    def _failed(self, work: Work, failure: Failure) -> None:
-        """A handler raised: perhaps its dependency is away for everybody."""
-        if failure.kind == "reject":
-            self._succeeded(work)
-            return
-        breaker = self._breakers.note_failure(work.type, work, work.lane or work.id, failure)
-        self._report.breaker(breaker, len(self._breakers.opened()))
-
-    def _died(self, work: Work, failure: Failure, stage: Stage) -> None:
-        self._report.died(work, failure, stage)
-        breaker = self._breakers.note_death(work.type, work, failure.reason_code)
-        self._report.breaker(breaker, len(self._breakers.opened()))
 
 
 def span_of(run: Run) -> ProcessSpan:
@@ -414,4 +222,3 @@ _STOPPED: Final = Failure(
     error_message="somebody paused its type: towpath worker status",
     fingerprint="paused",
 )
-CANCELLED: Final = Failure("dead", "cancelled", error_class="Cancelled", error_message="cancelled on request")
