@@ -3,7 +3,9 @@
 import logging
 import threading
 import time
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
@@ -99,6 +101,35 @@ async def _nobody_is_in_a_transaction(depot_: Engine) -> bool:
         " and xact_start is not null and backend_type = 'client backend'"
     )
     return bool(count == 0)
+
+
+@pytest.mark.parametrize("statement", range(1, 8))
+async def test_a_session_that_the_server_ends_at_any_statement_of_a_plain_function_spends_nothing(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch, statement: int
+) -> None:
+    """C13, C6: at what SQLAlchemy asks a new server first, in the handler's SQL, or where it is settled."""
+    app, asked = depot(retry=RetryPolicy(attempts=1, base="5ms", cap="10ms")), list[str]()
+    execute = psycopg.Cursor.execute
+
+    def execute_or_end(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(str(query))
+        if len(asked) == statement:
+            with psycopg.connect(migrated_url, autocommit=True) as administrator:
+                terminate = "select pg_terminate_backend(%s, 10000)"
+                execute(administrator.cursor(), terminate, [cursor.connection.info.backend_pid])
+        return execute(cursor, query, *arguments, **options)
+
+    @app.transactional()
+    def legacy(posted: Posted, tx: SyncTx) -> None:
+        tx.session.execute(INSERT, {"p": posted.parcel, "n": posted.number})
+
+    async with running(app, migrated_url) as depot_:
+        await depot_.db.execute(EFFECTS)
+        monkeypatch.setattr(psycopg.Cursor, "execute", execute_or_end)
+        row = await depot_.reaches(await depot_.publish(Posted("a", 1)), "SUCCEEDED", "DEAD")
+        assert (row["state"], row["attempt"]) == ("SUCCEEDED", 1), (row["reason_code"], asked[:statement])
+        assert await effects(depot_) == [("a", 1)]
+        assert len(asked) > statement
 
 
 async def test_a_session_of_a_plain_function_cannot_be_committed(migrated_url: str) -> None:

@@ -113,7 +113,7 @@ class Database:
         self._pool: asyncpg.Pool[Any] | None = None
         self._lease_seconds = lease_seconds
         self._engine: AsyncEngine | None = None
-        self._has_learned = False
+        self._has_learned = self._has_learned_in_thread = False
         self._sync_engine: Engine | None = None
         self._sync_lock = threading.Lock()
 
@@ -137,18 +137,21 @@ class Database:
         Raises StoreUnavailable where the session ends meanwhile: a statement after that would say "This
         Connection is closed", as to a handler that uses a session of its own wrongly.
         """
-        if self._has_learned:
-            return
-        try:
-            async with self.engine.connect():
-                self._has_learned = True
-        except ResourceClosedError as error:
-            raise StoreUnavailable(f"the database is unavailable: {error}") from error
+        if not self._has_learned:
+            with _first_questions():
+                async with self.engine.connect():
+                    self._has_learned = True
+
+    def learn_server_in_thread(self) -> None:
+        """The same for handlers that are plain functions."""
+        if not self._has_learned_in_thread:
+            with _first_questions(), self.sync_engine.connect():
+                self._has_learned_in_thread = True
 
     async def aclose(self) -> None:
         """Close pool and engine; bounded; idempotent."""
         pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
-        self._has_learned = False
+        self._has_learned = self._has_learned_in_thread = False
         sync_engine, self._sync_engine = self._sync_engine, None
         if sync_engine is not None:
             sync_engine.dispose()
@@ -213,6 +216,15 @@ class Database:
         with store_errors():
             async with self.pool.acquire(timeout=10) as connection, connection.transaction():
                 yield connection
+
+
+@contextmanager
+def _first_questions() -> Iterator[None]:
+    """SQLAlchemy's own, of a new server: it has closed its connection before it raises what ended it."""
+    try:
+        yield
+    except ResourceClosedError as error:
+        raise StoreUnavailable(f"the database is unavailable: {error}") from error
 
 
 async def _nothing_to_reset(_: object) -> None:

@@ -56,6 +56,7 @@ class SyncTransactional:
 
     @contextmanager
     def _session(self) -> Iterator[SyncHandlerSession]:
+        self._database.learn_server_in_thread()
         with SyncHandlerSession(self._database.sync_engine, expire_on_commit=False) as session:
             session.begin_for_handler()
             yield session
