@@ -72,6 +72,39 @@ async def test_a_follower_that_fails_is_the_head_of_its_lane(migrated_url: str) 
         assert await engine.gates() == 0
 
 
+async def test_what_waits_keeps_its_order_when_other_members_run_it(migrated_url: str) -> None:
+    """C10: one member left heads that wait and parked followers; two others run them beside new messages."""
+    patient = RetryPolicy(attempts=1000, base="1ms", cap="20ms")
+    failing, app = depot(retry=patient), depot(retry=patient)
+    tries = dict[tuple[str, int], int]()
+
+    @failing.transactional()
+    async def fail(parcel: Posted, tx: Tx) -> None:
+        raise RuntimeError("no")
+
+    @app.transactional()
+    async def sort(parcel: Posted, tx: Tx) -> None:
+        name = parcel.parcel, parcel.number
+        tries[name] = tries.get(name, 0) + 1
+        if tries[name] == 1 and parcel.number % 2:
+            raise Retry("not_yet")
+        await write(tx, parcel)
+
+    async with bench(app, migrated_url) as engine:
+        await engine.db.execute(EFFECTS)
+        ids = [await engine.publish(Posted("abc"[n % 3], n)) for n in range(18)]
+        async with engine.member(app=failing):
+            await engine.is_drained()
+        async with engine.member(), engine.member():
+            ids += [await engine.publish(Posted("abc"[n % 3], n)) for n in range(18, 24)]
+            for id_ in ids:
+                await engine.reaches(id_, "SUCCEEDED")
+        found = await effects(engine)
+        for first, key in enumerate("abc"):
+            assert [number for parcel, number in found if parcel == key] == list(range(first, 24, 3))
+        assert await engine.gates() == 0
+
+
 async def test_a_full_lane_holds_its_followers_back_at_the_broker_and_goes_on_in_order(
     migrated_url: str,
 ) -> None:

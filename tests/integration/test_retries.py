@@ -13,7 +13,7 @@ from uuid_utils.compat import uuid7
 
 from tests.integration.engine import Note, Posted, Weigh, bench, depot, running, until
 from towpath.backoff import RetryPolicy
-from towpath.consumer import running as running_module
+from towpath.consumer import endings
 from towpath.context import Call, Tx
 from towpath.outcomes import Dead, Retry, Snooze
 
@@ -419,7 +419,7 @@ async def test_an_error_while_burying_loses_nothing_and_holds_up_no_other_key(
     migrated_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D2: neither a dead row without its letter, nor an acknowledged message."""
-    monkeypatch.setattr(running_module, "_TROUBLE_SECONDS", 0.05)
+    monkeypatch.setattr(endings, "_TROUBLE_SECONDS", 0.05)
     app = depot()
 
     @app.idempotent()

@@ -188,6 +188,7 @@ async def test_searches_walk_the_partial_index_made_for_them(
     try:
         expected = {
             "due_lanes": "task_due",
+            "due_lanes_but": "task_due_of_type",
             "next_due": "task_due",
             "next_of_lanes": "task_parked",
             "abandoned": "task_running",
@@ -227,5 +228,63 @@ async def test_the_least_follower_is_found_without_sorting_the_lane(
         )
         root = json.loads(found)[0]["Plan"]
         assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 50
+    finally:
+        await connection.close()
+
+
+WAITING = """
+insert into towpath.task (consumer_group, id, type, kind, source, key, lane, position, state, held_by, due_at,
+                          waiting_for)
+  select (array['g', 'h'])[n % 2 + 1], gen_random_uuid(), (array['held', 'later'])[n % 2 + 1], 'event', 's',
+         'k' || n, 'k' || n, n, 'WAITING', 'database', clock_timestamp() + (n % 2 - 0.5) * interval '1h',
+         'retry'
+    from generate_series($1::int, $2::int) n
+"""
+GATES = """
+insert into towpath.key_gate (consumer_group, source, lane, head)
+  select consumer_group, source, lane, id from towpath.task where position between $1 and $2
+"""
+LOOKS = {
+    "due_lanes": "'h', 100",
+    "due_lanes_but": "'g', 100, '{held}'",
+    "next_due": "'h'",
+    "abandoned": "'g', 100",
+    "lost": "'g', 1, 100, true",
+    "stale_gates": "'g', 's', 'k1', 100",
+    "census": "'h', 100",
+    "expire_finished": "'g', 3600, 1000",
+    "take_doubts": "'g', '{t}', 1, 60, 100",
+}
+"""What every member asks again and again, with the arguments for it."""
+
+
+async def test_what_waits_costs_the_due_poller_and_the_reaper_nothing(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """C14: beside 50,000 that are due and may not start, or wait, a look reads as much as beside 500."""
+
+    async def pages(connection: "asyncpg.Connection[Any]") -> dict[str, int]:
+        found = {}
+        for name, given in LOOKS.items():
+            await connection.execute(
+                f"set enable_bitmapscan = {'on' if name == 'expire_finished' else 'off'}"
+            )
+            await connection.execute(f"prepare examined as {STATEMENTS[name]}")
+            analysed = f"explain (analyze, buffers, format json) execute examined({given})"
+            root = json.loads(await connection.fetchval(analysed))[0]["Plan"]
+            await connection.execute("deallocate examined")
+            found[name] = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+        return found
+
+    connection = await pinned(migrated_url)
+    try:
+        counts = []
+        for first, last in ((1, 500), (501, 50_000)):
+            await db.execute(WAITING, first, last)
+            await db.execute(GATES, first, last)
+            await db.execute("select brin_summarize_new_values('towpath.task_created')")  # as vacuum does
+            counts.append(await pages(connection))
+        before, after = counts
+        assert {name: count for name, count in after.items() if count > 2 * before[name] + 20} == {}, counts
     finally:
         await connection.close()

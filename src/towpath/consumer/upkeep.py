@@ -27,6 +27,7 @@ from towpath.telemetry.metrics import Telemetry
 
 _DUE_BATCH: Final = 100
 _REAP_BATCH: Final = 100
+_GATE_BATCH: Final = 5000
 _EXPIRE_BATCH: Final = 1000
 _SLOW_EVERY: Final = 12
 _HINT_SECONDS: Final = 5.0
@@ -234,7 +235,7 @@ class Reaper:
         may_be_lost = self._has_listened(lost_after)
         self._note(await self._reaps.reap_abandoned(_REAP_BATCH), "abandoned")
         self._note(await self._roster.hand_back_strays(), "stray")
-        if await self._reaps.repair_gates(_REAP_BATCH):
+        if await self._reaps.repair_gates(_GATE_BATCH):
             self._wake.set()
         if not is_slow:
             return

@@ -239,9 +239,12 @@ class ClaimStore:
         return [_due_work(row, token, now, triggers[row["id"]]) for row in rows]
 
     async def _due(self, limit: int, without: Collection[str]) -> list[Any]:
+        pool = self._database.pool
         with store_errors():
-            rows: list[Any] = await self._database.pool.fetch(
-                self._sql["due_lanes"], self._group, limit, list(without)
+            rows: list[Any] = await (
+                pool.fetch(self._sql["due_lanes_but"], self._group, limit, list(without))
+                if without
+                else pool.fetch(self._sql["due_lanes"], self._group, limit)
             )
         return rows
 

@@ -1,11 +1,13 @@
 """What dead workers and vanished messages leave behind, put back to work by any member."""
 
-from typing import Any
+from typing import Any, Final
 
 from towpath.store.database import Database, store_errors
 from towpath.store.doubts import DoubtStore
 from towpath.store.gates import hold, leave
 from towpath.store.statements import load
+
+_FIRST_GATE: Final = ("", "")
 
 
 class _NothingToDo(Exception):
@@ -20,6 +22,8 @@ class ReapStore:
         self._sql = load("work", database.schema)
         self._group = group
         self._doubts = DoubtStore(database, group)
+        self._gates_upto = _FIRST_GATE
+        """Source and lane."""
 
     async def reap_abandoned(self, limit: int) -> int:
         """RUNNING rows held by the database under dead workers go back to waiting. Returns how many."""
@@ -66,11 +70,19 @@ class ReapStore:
         return True
 
     async def repair_gates(self, limit: int) -> int:
-        """Gates whose head was cancelled, expired or deleted move on. Returns how many."""
+        """Of the next `limit` gates, those whose head was deleted move on. Returns how many.
+
+        Each call goes on where the last one ended: there may be as many gates as keys that wait.
+        """
         with store_errors():
-            rows = await self._database.pool.fetch(self._sql["stale_gates"], self._group, limit)
+            rows = await self._database.pool.fetch(
+                self._sql["stale_gates"], self._group, *self._gates_upto, limit
+            )
+        self._gates_upto = next(((row["source"], row["lane"]) for row in rows if row["is_last"]), _FIRST_GATE)
         count = 0
         for row in rows:
+            if not row["is_stale"]:
+                continue
             source, lane, head = row["source"], row["lane"], row["head"]
             async with self._database.transaction() as connection:
                 locked = await connection.fetchval(self._sql["gate_head"], self._group, source, lane)

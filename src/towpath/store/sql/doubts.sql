@@ -60,7 +60,7 @@ update towpath.task t
        reconcile_count = t.reconcile_count + 1
  where t.consumer_group = $1
    and t.id = any(array(select u.id from towpath.task u
-                         where u.consumer_group = $1 and u.state = 'UNKNOWN' and u.reconcile_at <= towpath.clock()
+                         where u.consumer_group = $1 and u.state = 'UNKNOWN' and u.reconcile_at <= (select towpath.clock())
                            and u.type = any($2::text[])
                          order by u.reconcile_at limit $5 for update skip locked))
    and t.state || '' = 'UNKNOWN'

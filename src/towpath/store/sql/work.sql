@@ -4,7 +4,8 @@
 -- Where a row is found by its id, its state is compared as `state || ''`: else the planner would walk a
 -- whole partial index for a table that nobody has analysed, and keep to it while the table fills. For
 -- the same reason values of a batch are found by `array_position` and not by a join with `unnest`, whose
--- outer side became the table.
+-- outer side became the table. A column is compared with `(select towpath.clock())`: a volatile function is no
+-- bound of an index scan, which then steps over every row that is not due yet.
 
 -- name: lock_gates
 -- Which lanes of a claim are gated, and whether $4 followers are parked there. Locks the gates found; indexes:
@@ -84,12 +85,31 @@ select t.id, t.state, t.held_by, t.deliveries,
   from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[])
 
 -- name: due_lanes
--- Due heads of a group, oldest first, but of the types $3, which wait for their dependency. Locks nothing; index: task_due, then task_running_lane.
+-- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
 select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries from towpath.task t
- where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= towpath.clock() and t.type <> all($3::text[])
+ where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= (select towpath.clock())
    and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
         and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
  order by t.due_at limit $2
+
+-- name: due_lanes_but
+-- The same but of the types $3, which may not start now. It hops from type to type and reads no row of theirs:
+-- while a dependency is away there may be a million. Locks nothing; index: task_due_of_type, task_running_lane.
+with recursive kind as (
+  (select t.type from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' order by t.type limit 1)
+  union all
+  select (select t.type from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' and t.type > k.type
+           order by t.type limit 1)
+    from kind k where k.type is not null)
+select d.* from kind k, lateral (
+  select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries, t.due_at from towpath.task t
+   where t.consumer_group = $1 and t.state = 'WAITING' and t.type = k.type
+     and t.due_at <= (select towpath.clock())
+     and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
+          and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
+   order by t.due_at limit $2) d
+ where k.type <> all($3::text[])
+ order by d.due_at limit $2
 
 -- name: admit_delayed
 -- A delayed task is due and takes its place in its lane: WAITING as its head, PARKED behind another, with
@@ -282,11 +302,11 @@ update towpath.task t
 returning t.id
 
 -- name: abandoned
--- Rows held by the database whose worker is dead. Index: task_running.
+-- Rows held by the database whose worker is dead. Index: task_running; the group is hidden from the primary key's.
 select t.id, t.source, t.lane, t.token, t.worker, t.effect_state from towpath.task t
- where t.consumer_group = $1 and t.state = 'RUNNING' and t.held_by = 'database'
+ where t.consumer_group || '' = $1 and t.state = 'RUNNING' and t.held_by = 'database'
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
- order by t.id limit $2
+ order by t.worker limit $2
 
 -- name: reap
 -- One abandoned row and its line of history: its gate is locked, the statement checks again. Index: primary key.
@@ -334,7 +354,7 @@ returning task_id
 select t.id, t.source, case when $4 then t.key end as lane from towpath.task t
   join towpath.shard_progress p on p.shard = t.shard
  where t.consumer_group = $1 and t.state = 'ACCEPTED' and t.kind = 'task'
-   and t.updated_at < towpath.clock() - make_interval(secs => $2)
+   and t.updated_at < (select towpath.clock()) - make_interval(secs => $2)
    and (pg_visible_in_snapshot(t.xid, p.snapshot_from) or (p.last_id is null and pg_visible_in_snapshot(t.xid, p.snapshot_to)))
    and not exists (select from towpath.parked_message m where m.message_id = t.id)
  order by t.updated_at limit $3
@@ -356,23 +376,27 @@ select r.consumer_group, r.id, 'task.redriven', 'ACCEPTED', r.state, r.version, 
 returning version
 
 -- name: stale_gates
--- Gates whose head neither waits, runs nor is in doubt: somebody cancelled or deleted it. Index: primary keys.
-select g.source, g.lane, g.head from towpath.key_gate g
- where g.consumer_group = $1
-   and not exists (select 1 from towpath.task t where t.consumer_group = g.consumer_group and t.id = g.head
-                      and t.state in ('WAITING', 'RUNNING', 'UNKNOWN', 'ACCEPTED'))
- order by g.source, g.lane limit $2
+-- Of the next $4 gates behind ($2, $3): those whose head neither waits, runs nor is in doubt, since somebody deleted
+-- it; and the last, from where to go on. Index: primary keys.
+select x.source, x.lane, x.head, x.is_stale, x.n = $4 as is_last
+  from (select g.source, g.lane, g.head, row_number() over (order by g.source, g.lane) as n,
+               not exists (select 1 from towpath.task t where t.consumer_group = $1 and t.id = g.head
+                              and t.state in ('WAITING', 'RUNNING', 'UNKNOWN', 'ACCEPTED')) as is_stale
+          from (select k.source, k.lane, k.head from towpath.key_gate k
+                 where k.consumer_group = $1 and (k.source, k.lane) > ($2, $3)
+                 order by k.source, k.lane limit $4) g) x
+ where x.is_stale or x.n = $4
 
 -- name: expire_finished
 -- Delete finished rows past their retention with their history, never one whose dead letter is open.
 -- Returns how many. A row is finished after it was created, so the BRIN index on created_at narrows
--- it; bitmap scans are on for it. The history by its primary key.
+-- it, as long as the primary key does not see the group; bitmap scans are on for it. The history by its primary key.
 with expired as (
   delete from towpath.task t
    where t.ctid = any(array(
      select f.ctid from towpath.task f
-      where f.consumer_group = $1 and f.created_at < towpath.clock() - make_interval(secs => $2)
-        and f.finished_at < towpath.clock() - make_interval(secs => $2)
+      where f.consumer_group || '' = $1 and f.created_at < (select towpath.clock()) - make_interval(secs => $2)
+        and f.finished_at < (select towpath.clock()) - make_interval(secs => $2)
         and f.state in ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED')
         and not exists (select 1 from towpath.dead_letter d where d.consumer_group = f.consumer_group
                            and d.message_id = f.id and d.state = 'open')
@@ -452,7 +476,7 @@ select (select count(*) from (select from towpath.task t where t.consumer_group 
        (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'UNKNOWN' limit $2) x)
          as unknown,
        (select count(*) from (select from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING'
-          and t.due_at <= towpath.clock() limit $2) x) as due,
+          and t.due_at <= (select towpath.clock()) order by t.due_at limit $2) x) as due,
        (select count(*) from (select from towpath.dead_letter d where d.consumer_group = $1 and d.state = 'open'
           limit $2) x) as dead_letters,
        coalesce(extract(epoch from towpath.clock() - r.oldest), 0)::float8 as oldest_running_seconds,

@@ -317,6 +317,7 @@ create unique index task_running_lane on towpath.task (consumer_group, source, l
   where state = 'RUNNING' and lane is not null;
 create index task_running on towpath.task (worker) where state = 'RUNNING';
 create index task_due on towpath.task (consumer_group, due_at) where state = 'WAITING';
+create index task_due_of_type on towpath.task (consumer_group, type, due_at) where state = 'WAITING';
 create index task_unknown on towpath.task (consumer_group, reconcile_at) where state = 'UNKNOWN';
 create index task_parked on towpath.task (consumer_group, source, lane, position) where state = 'PARKED';
 create index task_accepted on towpath.task (consumer_group, updated_at) where state = 'ACCEPTED' and kind = 'task';
