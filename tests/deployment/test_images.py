@@ -144,7 +144,7 @@ def test_a_command_that_is_process_1_is_interrupted_by_a_signal(
     prefix: Path, migrated_url: str, tmp_path: Path
 ) -> None:
     """S4, D3: `docker stop` and the end of a Job need not wait for the kill; run again it goes on."""
-    asyncio.run(_bury(migrated_url, 50))
+    asyncio.run(_bury(migrated_url, 300))
     container = Container(read("outbox_relay"), prefix, tmp_path, {"TOWPATH_DATABASE_URL": migrated_url})
     replay = ("towpath", "dlq", "replay", "--all", "--yes")
 
