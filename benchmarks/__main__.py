@@ -44,7 +44,10 @@ def main() -> int:
         return 0
     module = importlib.import_module(f"benchmarks.{options.benchmark}")
     known = getattr(module, "CELLS", ())
-    chosen = options.cells.split(",") if options.cells else getattr(module, "DEFAULT_CELLS", known)
+    usual = getattr(module, "DEFAULT_CELLS", known)
+    if options.quick:
+        usual = getattr(module, "QUICK_CELLS", usual)
+    chosen = options.cells.split(",") if options.cells else usual
     if unknown := sorted(set(chosen) - set(known)):
         arguments_of.error(
             f"{options.benchmark} has no cell {', '.join(unknown)}; it has: {', '.join(known) or 'one'}"

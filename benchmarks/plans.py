@@ -1,5 +1,6 @@
 """Cells that are run in alternating rounds, each beside its reference."""
 
+import asyncio
 import itertools
 import sys
 import time
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.cells.round import Round, Trial
-from benchmarks.measure import Cell, Target
+from benchmarks.measure import Cell, Sample, Target
 from benchmarks.report import show
 from benchmarks.stage import open_stage
 
@@ -25,6 +26,8 @@ class Plan:
     """Whose values are held against the targets."""
     only_full: Sequence[str] = ()
     """Subjects that a sanity pass leaves out."""
+    is_variant: bool = False
+    """It differs from another cell by a number or two: a sanity pass leaves it out unless it is named."""
 
     def trials(self, *, quick: bool) -> dict[str, Trial]:
         """What runs."""
@@ -43,9 +46,18 @@ def reference_of(cells: dict[str, Cell], names: Sequence[str]) -> Cell | None:
 
 
 async def run(
-    chosen: Sequence[Plan], *, quick: bool, as_json: bool, rounds: int, warm_up: Trial | None = None
+    chosen: Sequence[Plan],
+    *,
+    quick: bool,
+    as_json: bool,
+    rounds: int,
+    warm_up: Trial | None = None,
+    at_once: int = 1,
 ) -> bool:
-    """Run and print; False when a cell is void. What warms up the servers is not counted."""
+    """Run and print; False when a cell is void. What warms up the servers is not counted.
+
+    Several trials at once measure nothing, but say sooner whether they run.
+    """
     results = {
         plan.name: {
             name: Cell(plan.name, name, targets=plan.targets if name in plan.judged else ())
@@ -53,22 +65,27 @@ async def run(
         }
         for plan in chosen
     }
+    turns = asyncio.Semaphore(at_once)
+
+    async def sample(number: int, round_: Round, plan: Plan, name: str, trial: Trial) -> Sample:
+        async with turns:
+            began = time.monotonic()
+            found = await round_.sample(trial)
+        seconds = time.monotonic() - began
+        rate = "" if found.messages_per_s is None else f", {found.messages_per_s:.0f}/s"
+        print(f"round {number}: {plan.name}, {name}: {seconds:.0f} s{rate} {found.note}", file=sys.stderr)
+        return found
+
     async with open_stage(quick=quick) as stage:
         if warm_up is not None:
             await warm_up(Round(stage))
         for number in range(1, rounds + 1):
             round_ = Round(stage)
-            for plan in chosen:
-                for name, trial in plan.trials(quick=quick).items():
-                    began = time.monotonic()
-                    sample = await round_.sample(trial)
-                    results[plan.name][name].samples.append(sample)
-                    seconds = time.monotonic() - began
-                    rate = "" if sample.messages_per_s is None else f", {sample.messages_per_s:.0f}/s"
-                    print(
-                        f"round {number}: {plan.name}, {name}: {seconds:.0f} s{rate} {sample.note}",
-                        file=sys.stderr,
-                    )
+            pairs = [(plan, *each) for plan in chosen for each in plan.trials(quick=quick).items()]
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(sample(number, round_, *each)) for each in pairs]
+            for (plan, name, _), task in zip(pairs, running, strict=True):
+                results[plan.name][name].samples.append(task.result())
     for plan in chosen:
         subjects = results[plan.name]
         show(

@@ -64,13 +64,14 @@ TABLE = (
         ("aio-pika",),
         (Target("≥ 2.4 × aio-pika's gathered publish", 2.4),),
     ),
-    Plan("rabbitmq-one-key", {"towpath": publishing.relayed_one_key}, ()),
+    Plan("rabbitmq-one-key", {"towpath": publishing.relayed_one_key}, (), is_variant=True),
     *(
         Plan(
             f"latency-{rate}",
             {"floor": latency.FLOOR_AT[rate], "towpath": latency.RELAY_AT[rate]},
             ("floor",),
             _LATENCY,
+            is_variant=rate != 1000,
         )
         for rate in latency.RELAY_AT
     ),
@@ -89,6 +90,7 @@ TABLE = (
             Target("p99 ≤ 1.5 × of without", 1.5, p99_ratio, is_ceiling=True),
         ),
         judged=("without again", "towpath"),
+        only_full=("without again",),
     ),
     *(
         Plan(
@@ -98,6 +100,7 @@ TABLE = (
             (Target("≥ 0.85 of the bare INSERT", 0.85),),
             judged=("relay asleep", "towpath"),
             only_full=("no relay", "always notifying", "relay asleep"),
+            is_variant=connections != 16,
         )
         for connections, trials in producers.TRIALS.items()
     ),
@@ -110,6 +113,7 @@ TABLE = (
             Target("≥ 0.8 of the steady rate", 0.8),
             Target("RSS ≤ idle + 100 MB", 100.0, _above_idle, is_ceiling=True),
         ),
+        is_variant=True,
     ),
     *(
         Plan(
@@ -117,6 +121,7 @@ TABLE = (
             {"one relay": draining.RELAYS[1], "towpath": draining.RELAYS[count]},
             ("one relay",),
             (Target("no loss against one", 1.0),),
+            is_variant=count != 2,
         )
         for count in (2, 4)
     ),
@@ -159,7 +164,10 @@ OTHERS = (
     ),
 )
 """Run when they are named."""
+_AT_ONCE = 4
+"""In a sanity pass."""
 DEFAULT_CELLS = tuple(plan.name for plan in TABLE)
+QUICK_CELLS = tuple(plan.name for plan in TABLE if not plan.is_variant)
 CELLS = tuple(plan.name for plan in (*TABLE, *OTHERS))
 
 
@@ -167,4 +175,11 @@ async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str])
     """Run and print; False when a cell is void."""
     chosen = [plan for plan in (*TABLE, *OTHERS) if plan.name in cells]
     warm_up = None if quick else draining.floor_500
-    return await run(chosen, quick=quick, as_json=as_json, rounds=rounds, warm_up=warm_up)
+    return await run(
+        chosen,
+        quick=quick,
+        as_json=as_json,
+        rounds=rounds,
+        warm_up=warm_up,
+        at_once=_AT_ONCE if quick else 1,
+    )

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -29,8 +28,6 @@ from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer, 
 PARTITIONS = 6
 _BATCH = 500
 _TEMPLATE = "bench_template"
-Scale: TypeAlias = Literal["full", "quick", "smallest"]
-"""For a measurement, for a sanity pass, or only to see that the code runs."""
 _TABLES = f"""
 {floor.TABLE};
 {floor_consumer.TABLE};
@@ -94,12 +91,13 @@ class Stage:
         postgres: PostgresServer,
         kafka: KafkaServer,
         stack: ExitStack,
-        scale: Scale,
+        *,
+        is_quick: bool,
         rabbit: RabbitServer | None = None,
     ) -> None:
         self.postgres = postgres
         self.kafka = kafka
-        self.scale = scale
+        self.is_quick = is_quick
         self._stack = stack
         self._rabbit = rabbit
         self._kept: dict[str, str] = {}
@@ -210,10 +208,10 @@ def prepare(postgres: PostgresServer) -> None:
 
 @asynccontextmanager
 async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
-    """Postgres with fsync on, and Kafka with its usual compiler."""
+    """Postgres with fsync on, and Kafka with its usual compiler, unless nothing is measured."""
     settings = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
     with ExitStack() as stack:
-        postgres = stack.enter_context(PostgresServer(fsync=True, settings=settings))
-        kafka = stack.enter_context(KafkaServer(is_for_benchmark=True, heap_megabytes=1024))
+        postgres = stack.enter_context(PostgresServer(fsync=not quick, settings=settings))
+        kafka = stack.enter_context(KafkaServer(is_for_benchmark=not quick, heap_megabytes=1024))
         await asyncio.to_thread(prepare, postgres)
-        yield Stage(postgres, kafka, stack, "quick" if quick else "full")
+        yield Stage(postgres, kafka, stack, is_quick=quick)

@@ -24,7 +24,7 @@ _SHARDS = 16
 
 
 def _size(round_: Round) -> int:
-    return round_.size(300_000, 30_000, 500)
+    return round_.size(300_000, 500)
 
 
 async def floor_2000(round_: Round) -> Sample:
@@ -63,13 +63,13 @@ async def _beside_idle(round_: Round, sample: Sample) -> Sample:
 
 async def large(round_: Round) -> Sample:
     """Five million rows wait when the relay starts."""
-    count = round_.size(5_000_000, 60_000, 500)
+    count = round_.size(5_000_000, 500)
     return await _beside_idle(round_, await drain(round_.stage, relay(), count))
 
 
 async def retained(round_: Round) -> Sample:
     """Behind ten million rows that were sent before and are kept."""
-    stage, count = round_.stage, round_.size(10_000_000, 300_000, 2_000)
+    stage, count = round_.stage, round_.size(10_000_000, 2_000)
 
     async def make(url: str) -> None:
         connection = await asyncpg.connect(url, command_timeout=3 * DEADLINE_SECONDS)
@@ -116,7 +116,7 @@ async def held(round_: Round) -> Sample:
 
 
 def _churn(round_: Round) -> Around:
-    count = round_.size(500_000, 50_000, 1_000)
+    count = round_.size(500_000, 1_000)
 
     @asynccontextmanager
     async def churn(url: str, _topic: str) -> AsyncIterator[None]:

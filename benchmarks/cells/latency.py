@@ -36,7 +36,7 @@ def at_rate(rate: int, subject: Subject, around: Around = alone) -> Trial:
 
 
 async def _measure(round_: Round, rate: int, subject: Subject, around: Around) -> Sample:
-    stage, seconds = round_.stage, round_.size(20, 3, 2)
+    stage, seconds = round_.stage, round_.size(20, 2)
     topic, kafka, count = stage.fresh_name("steady"), stage.kafka.bootstrap, rate * seconds
     await stage.topic(topic)
     async with stage.database() as url, around(url, topic), Watch(kafka, topic) as watch:
@@ -107,7 +107,7 @@ def _uncommitted(count: int) -> Around:
 
 async def beside_uncommitted(round_: Round) -> Sample:
     """1,000 a second beside a transaction that has 300,000 rows."""
-    count = round_.size(300_000, 30_000, 1_000)
+    count = round_.size(300_000, 1_000)
     return await _measure(round_, 1000, relay(), _uncommitted(count))
 
 

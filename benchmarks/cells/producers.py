@@ -60,7 +60,7 @@ def trial_of(writing: Writing, connections: int) -> Trial:
 
 
 async def _write(round_: Round, url: str, writing: Writing, connections: int) -> Sample:
-    server, seconds = round_.stage.postgres, round_.size(10, 2, 1)
+    server, seconds = round_.stage.postgres, round_.size(10, 1)
     db = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
     switch = "enable" if writing.has_trigger else "disable"
     await db.execute(f"alter table towpath.outbox {switch} trigger wake_relays")

@@ -88,19 +88,19 @@ async def gathered(round_: Round) -> Sample:
     """aio-pika: 500 publishes with confirms at a time, of messages that are in memory already."""
     url, name = round_.stage.rabbit.url, round_.stage.fresh_name("gathered")
     queue = await _exchange(url, name)
-    count = round_.size(30_000, 5_000, 200)
+    count = round_.size(30_000, 200)
     program = Program(["-m", "benchmarks.publish_windows", "aio-pika", url, name, str(count)])
     return await _publish(round_, program, queue, [UUID(int=number) for number in range(1, count + 1)])
 
 
 async def relayed(round_: Round) -> Sample:
     """The relay, from the outbox: a thousand keys."""
-    return await _relayed(round_, round_.size(100_000, 20_000, 500), RANDOM_KEY)
+    return await _relayed(round_, round_.size(100_000, 500), RANDOM_KEY)
 
 
 async def relayed_one_key(round_: Round) -> Sample:
     """The relay, from the outbox: every message waits for the confirm of the one before it."""
-    return await _relayed(round_, round_.size(5_000, 500, 50), "'hot'")
+    return await _relayed(round_, round_.size(5_000, 50), "'hot'")
 
 
 async def _relayed(round_: Round, count: int, key: str) -> Sample:

@@ -1,8 +1,9 @@
 """One round: every trial runs once in it, however many cells look at it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from benchmarks.measure import Sample
 from benchmarks.orders import KEYS
@@ -26,13 +27,13 @@ class Round:
     """What was run and made in this round."""
 
     stage: Stage
-    _samples: "dict[Trial, Sample]" = field(default_factory=dict)
+    _samples: "dict[Trial, asyncio.Task[Sample]]" = field(default_factory=dict)
 
     async def sample(self, trial: "Trial") -> Sample:
-        """Of a trial that ran already, or runs now."""
+        """Of a trial that ran already, runs, or begins now."""
         if trial not in self._samples:
-            self._samples[trial] = await trial(self)
-        return self._samples[trial]
+            self._samples[trial] = asyncio.create_task(trial(self))
+        return await self._samples[trial]
 
     async def backlog(self, of: str, count: int) -> Backlog:
         """So many messages of a thousand keys in a new topic."""
@@ -42,10 +43,9 @@ class Round:
         await self.stage.preload(topic, made)
         return Backlog(topic, made)
 
-    def size(self, full: int, quick: int, smallest: int | None = None) -> int:
+    def size(self, full: int, quick: int) -> int:
         """A number for the stage's scale."""
-        sizes = {"full": full, "quick": quick, "smallest": quick if smallest is None else smallest}
-        return sizes[self.stage.scale]
+        return quick if self.stage.is_quick else full
 
 
-Trial: TypeAlias = Callable[[Round], Awaitable[Sample]]
+Trial: TypeAlias = Callable[[Round], Coroutine[Any, Any, Sample]]

@@ -14,7 +14,7 @@ from towpath.testing.services.ports import ReservedPort
 async def watched_relay(round_: Round) -> Sample:
     """A backlog of the outbox to Kafka, exporting."""
     async with _sink() as environment:
-        return await drain(round_.stage, relay(**environment), round_.size(300_000, 30_000, 500))
+        return await drain(round_.stage, relay(**environment), round_.size(300_000, 500))
 
 
 async def watched_worker(round_: Round) -> Sample:

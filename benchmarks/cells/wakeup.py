@@ -22,7 +22,7 @@ def first_after_idle(mode: WakeupMode) -> Trial:
 
     async def trial(round_: Round) -> Sample:
         async with round_.stage.database() as url:
-            return await _first(url, mode, round_.size(30, 3, 1))
+            return await _first(url, mode, round_.size(30, 1))
 
     return trial
 
@@ -65,7 +65,7 @@ def idle(mode: WakeupMode) -> Trial:
 
     async def trial(round_: Round) -> Sample:
         async with round_.stage.database() as url:
-            return await _idle(round_.stage, url, mode, round_.size(30, 5, 1))
+            return await _idle(round_.stage, url, mode, round_.size(30, 1))
 
     return trial
 
@@ -79,7 +79,7 @@ async def _idle(stage: Stage, url: str, mode: WakeupMode, seconds: float) -> Sam
     }
     async with running({"relay": Program(["-m", "outbox_relay"], environment)}) as processes:
         observer = await asyncpg.connect(stage.postgres.url())
-        await asyncio.sleep(2 * seconds if stage.scale != "full" else 10)
+        await asyncio.sleep(2 if stage.is_quick else 10)
         before, began = await _statements(observer, url), time.monotonic()
         meter = CpuMeter({"relay": processes["relay"].pid, "postgres": stage.postgres.pid})
         meter.start()
