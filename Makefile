@@ -5,7 +5,7 @@
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
 # make soak    half of what it can take and random faults for 30 minutes: nothing may grow (MINUTES=, BROKER=, SEED=)
 # make planted each of the defects planted into its processes is found by the fault suite
-# make nightly random histories: 5,000 of the consumer engine, 2,000 of relays (HISTORIES=, SIMULATIONS=, SEED=)
+# make nightly random histories: 5,000 of the consumer engine; 2,000 of relays, and of members (HISTORIES=, SIMULATIONS=, SEED=)
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
 PYTHON ?= python3

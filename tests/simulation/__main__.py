@@ -3,37 +3,50 @@
 import argparse
 import logging
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.simulation import member_defects, member_plan, members, plan, relay_defects, relays
 from tests.simulation.failing import report
-from tests.simulation.plan import plan
-from tests.simulation.relay_defects import DEFECTS
-from tests.simulation.relays import simulate
+
+
+class Kind(NamedTuple):
+    """What is simulated."""
+
+    plan: Callable[[int], Any]
+    simulate: Callable[..., Any]
+    defects: Mapping[str, relay_defects.Defect]
+
+
+KINDS: Final = {
+    "relays": Kind(plan.plan, relays.simulate, relay_defects.DEFECTS),
+    "members": Kind(member_plan.plan, members.simulate, member_defects.DEFECTS),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation", description="Repeat the history of a seed."
     )
-    parser.add_argument("kind", choices=["relays"])
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--defect", choices=list(DEFECTS), help="with this planted")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for name, kind in KINDS.items():
+        of_kind = kinds.add_parser(name)
+        of_kind.add_argument("seed", type=int)
+        of_kind.add_argument("--defect", choices=list(kind.defects), help="with this planted")
     arguments = parser.parse_args()
+    kind, seed = KINDS[arguments.kind], arguments.seed
     logging.disable(logging.CRITICAL)
     with pytest.MonkeyPatch.context() as patch:
         if arguments.defect:
-            DEFECTS[arguments.defect].plant(patch)
-        account = simulate(arguments.seed)
+            kind.defects[arguments.defect].plant(patch)
+        account = kind.simulate(seed)
         if not account.wrong:
-            last = account.arrivals[-1].at if account.arrivals else 0.0
             print(*account.trace, sep="\n")
-            print(
-                f"seed {arguments.seed}: right, {account.sent} messages arrived "
-                f"{len(account.arrivals)} times, the last at {last:.6f} s"
-            )
+            print(f"seed {seed}: right, {account.summary}")
             return 0
-        print(report(arguments.kind, arguments.seed, plan(arguments.seed), simulate, arguments.defect or ""))
+        print(report(arguments.kind, seed, kind.plan(seed), kind.simulate, arguments.defect or ""))
         return 1
 
 

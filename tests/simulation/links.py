@@ -3,33 +3,25 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import asyncpg
 
-from tests.simulation.gates import GatedSchema
 from tests.simulation.loop import OUTSIDE, PROCESS, Process, SimLoop
-from tests.simulation.postgres import Blocked, Transaction
-from towpath.store.installed import FACTS
-from towpath.store.statements import DEFAULT_SCHEMA, in_schema, load
+from tests.simulation.naming import statement_of
+from tests.simulation.postgres import Blocked, Postgres, Transaction
 
-_NAMES = {sql: name for family in ("relay", "parking", "provenance") for name, sql in load(family).items()}
-_NAMES[in_schema(FACTS, DEFAULT_SCHEMA)] = "facts"
 _LOCK_SECONDS = 5.0
+_UNHEARD_SHARE = 0.3
 _IDLE_SECONDS = 10.0
 """How long a transaction of a silent client lives."""
-
-
-def statement_of(schema: GatedSchema, sql: str) -> Callable[..., Any]:
-    """The rule that stands for a statement."""
-    rule: Callable[..., Any] = getattr(schema, _NAMES[sql])
-    return rule
 
 
 class Server:
     """A Postgres that listens, or does not."""
 
-    def __init__(self, loop: SimLoop, schema: GatedSchema, rnd: random.Random) -> None:
+    def __init__(self, loop: SimLoop, schema: Postgres, rnd: random.Random) -> None:
         self.loop = loop
         self.schema = schema
         self.rnd = rnd
@@ -37,19 +29,25 @@ class Server:
         self.up.set()
         self.connections: set[Connection] = set()
         self.opened = 0
+        self.unheard: set[Process | None] = set()
+        """Whose connections break now and then before an answer came."""
         self._is_hidden = False
         """A pooler keeps what is asked until the server is back."""
 
     async def connect(
-        self, *_: object, server_settings: Mapping[str, str], command_timeout: float, **__: object
+        self,
+        *_: object,
+        server_settings: Mapping[str, str],
+        command_timeout: float,
+        kind: "type[Connection] | None" = None,
+        **__: object,
     ) -> "Connection":
         process = PROCESS.get()
         await asyncio.sleep(self.delay())
         if not self.is_up:
             raise ConnectionRefusedError("the server is down")
-        connection = Connection(
-            self, process, command_timeout, is_durable=server_settings.get("synchronous_commit") != "off"
-        )
+        is_durable = server_settings.get("synchronous_commit") != "off"
+        connection = (kind or Connection)(self, process, command_timeout, is_durable=is_durable)
         self.connections.add(connection)
         return connection
 
@@ -96,7 +94,10 @@ class Server:
 
 
 class Connection:
-    """What the relay uses of an asyncpg connection."""
+    """What the engines use of an asyncpg connection."""
+
+    lock_seconds = _LOCK_SECONDS
+    """How long the server lets a statement wait for a lock."""
 
     def __init__(self, server: Server, process: Process | None, timeout: float, *, is_durable: bool) -> None:
         self._server = server
@@ -109,6 +110,8 @@ class Connection:
         server.opened += 1
         self.number = server.opened
         self.stalls_until = 0.0
+        self._sent_until = 0.0
+        """When the last statement arrives: what is written to a connection keeps its order."""
 
     def _delay(self) -> float:
         return max(0.0, self.stalls_until - self._server.loop.time()) + self._server.delay()
@@ -159,7 +162,13 @@ class Connection:
         return Explicit(self)
 
     def _call(self, sql: str, transaction: Transaction, arguments: tuple[Any, ...]) -> Any:
-        return statement_of(self._server.schema, sql)(transaction, *arguments)
+        savepoint = len(transaction.undo)
+        self._server.schema.asker = self._process
+        try:
+            return statement_of(self._server.schema, sql)(transaction, *arguments)
+        except Exception:
+            transaction.back_to(savepoint)
+            raise
 
     async def begin(self) -> None:
         await self._ask(lambda _: None)
@@ -182,47 +191,74 @@ class Connection:
 
         await self._ask(end)
 
+    async def rollback(self) -> None:
+        transaction, schema = self._transaction, self._server.schema
+        if transaction is None or transaction.is_over:  # an error has ended it
+            self._transaction = None
+            return
+
+        def end(_: object) -> None:
+            schema.rollback(transaction)
+            self._transaction = None
+
+        await self._ask(end)
+
     async def _ask(self, act: Callable[[Transaction], Any]) -> Any:
         """Have the server do something; its answer may be lost after that."""
         if self._is_closed:
             raise asyncpg.InterfaceError("the connection is closed")
         loop, server = self._server.loop, self._server
         answer = self._answer = loop.create_future()
-        until = loop.time() + _LOCK_SECONDS
+        until = loop.time() + self.lock_seconds
+        belongs_to = self._transaction
 
-        def arrive() -> None:
+        def arrive(*, has_waited: bool = False) -> None:
+            if has_waited and answer.done():  # given up meanwhile, and cancelled at the server
+                return
             if self._is_closed and server.rnd.random() < 0.5:
                 return
             if server.keeps_waiting:
                 loop.call_later(0.02, arrive, context=OUTSIDE)
                 return
-            if not server.is_up:
+            if not server.is_up or (belongs_to is not None and belongs_to.is_over):
                 self.break_off()
                 return
-            own = self._transaction
-            transaction = own or server.schema.begin(is_durable=self._is_durable)
             try:
-                result, error = act(transaction), None
-                if own is None:
-                    server.schema.commit(transaction)
+                result, error = self._run(act)
             except Blocked:
-                if own is None:
-                    server.schema.rollback(transaction)
                 if loop.time() < until:
-                    loop.call_later(0.02, arrive, context=OUTSIDE)
+                    loop.call_later(0.02, partial(arrive, has_waited=True), context=OUTSIDE)
                     return
                 result, error = None, asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
-            except Exception as caught:  # noqa: BLE001 - it is the client's, as from a server
-                server.schema.rollback(transaction)
-                result, error = None, caught
-            loop.call_later(self._delay(), _tell, answer, result, error, context=OUTSIDE)
+            if self._process in server.unheard and server.rnd.random() < _UNHEARD_SHARE:
+                self.break_off()
+                return
+            loop.call_later(self._delay(), tell, answer, result, error, context=OUTSIDE)
 
-        loop.call_later(self._delay(), arrive, context=OUTSIDE)
+        self._sent_until = max(loop.time() + self._delay(), self._sent_until + 1e-6)
+        loop.call_at(self._sent_until, arrive, context=OUTSIDE)
         try:
             async with asyncio.timeout(self._timeout):
                 return await answer
         finally:
             self._answer = None
+
+    def _run(self, act: Callable[[Transaction], Any]) -> tuple[Any, Exception | None]:
+        """What comes of it, in the transaction that is open or in one of its own. Raises Blocked."""
+        own, schema = self._transaction, self._server.schema
+        transaction = own or schema.begin(is_durable=self._is_durable)
+        try:
+            result = act(transaction)
+            if own is None:
+                schema.commit(transaction)
+        except Blocked:
+            if own is None:
+                schema.rollback(transaction)
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the client's, as from a server
+            schema.rollback(transaction)
+            return None, error
+        return result, None
 
 
 class Explicit:
@@ -237,8 +273,15 @@ class Explicit:
     async def commit(self) -> None:
         await self._connection.commit()
 
+    async def __aenter__(self) -> None:
+        await self.start()
 
-def _tell(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    async def __aexit__(self, error: object, *_: object) -> None:
+        await (self._connection.commit() if error is None else self._connection.rollback())
+
+
+def tell(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Let an answer arrive, if somebody waits for it still."""
     if answer.done():
         return
     if error is None:

@@ -16,6 +16,11 @@ from towpath.crashpoints import CrashPoint
 
 T = TypeVar("T")
 
+_MOST_CANCELS = 10
+_CANCEL_SECONDS = 20.0
+"""A task may begin others when it is cancelled, or be cancelled while it ends."""
+_MOST_CANCELLED = 200
+"""Timers that are kept though nobody waits for them."""
 _MAX_ROUNDS = 20_000
 """Of the loop, while time stands still."""
 
@@ -44,6 +49,8 @@ class Process:
         """Where it dies."""
         self.owner: UUID | None = None
         """What it calls itself in the database."""
+        self.owners: list[UUID] = []
+        """All that it ever called itself."""
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
@@ -74,6 +81,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self._rounds += 1
         if self._rounds > _MAX_ROUNDS:
             raise Stuck("something runs for ever without waiting")
+        if self._timer_cancelled_count > _MOST_CANCELLED:
+            timers[:] = [timer for timer in timers if not timer._cancelled]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
         if not ready and not self._stopping:
             while timers and timers[0]._cancelled:
                 heapq.heappop(timers)._scheduled = False
@@ -132,11 +143,13 @@ class SimLoop(asyncio.BaseEventLoop):
         for process in self._processes:
             process.is_dead = False
             self.thaw(process)
-        self._rounds = 0
-        tasks = asyncio.all_tasks(self)
-        for task in tasks:
-            task.cancel()
-        self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for _ in range(_MOST_CANCELS):
+            tasks = asyncio.all_tasks(self)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._rounds = 0
+                self.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_SECONDS))
         self.close()
 
 

@@ -34,12 +34,12 @@ class Transaction:
     def put(self, table: Table, key: Hashable, value: Any) -> None:
         """Insert, update, or with GONE delete."""
         self.undo.append((table, key, table.get(key, GONE)))
-        _set(table, key, value)
+        set_row(table, key, value)
 
     def back_to(self, savepoint: int) -> None:
         """Take back what was changed since."""
         while len(self.undo) > savepoint:
-            _set(*self.undo.pop())
+            set_row(*self.undo.pop())
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Commit:
     undo: list[tuple[Table, Hashable, Any]]
 
 
-def _set(table: Table, key: Hashable, value: Any) -> None:
+def set_row(table: Table, key: Hashable, value: Any) -> None:
     if value is GONE:
         table.pop(key, None)
     else:
@@ -72,6 +72,8 @@ class Postgres:
         self.starts = 1
         self.timeline = 1
         self._open: dict[Transaction, None] = {}  # in their order, unlike a set
+        self.asker: Any = None
+        """The process whose statement runs."""
 
     def begin(self, *, is_durable: bool = True) -> Transaction:
         transaction = Transaction(is_durable)
@@ -144,7 +146,7 @@ class Postgres:
         kept = self._rnd.randint(kept, len(self.log))
         while len(self.log) > kept:
             for change in reversed(self.log.pop().undo):
-                _set(*change)
+                set_row(*change)
         self._flushed = len(self.log)
         self.next_xid = max((commit.xid for commit in self.log), default=99) + 1  # they are given out again
         self.starts += 1

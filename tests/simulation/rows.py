@@ -54,3 +54,35 @@ class Gate:
 class Letter:
     row: OutboxRow
     state: str = "open"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A message on its way through the group."""
+
+    id: UUID
+    type: str
+    source: str
+    key: str | None
+    lane: str | None
+    position: int | None
+    state: str
+    held_by: str
+    kind: str = "event"
+    deliveries: int = 0
+    attempt: int = 0
+    version: int = 1
+    run_no: int = 0
+    worker: UUID | None = None
+    token: UUID | None = None
+    due_at: float | None = None
+    waiting_for: str | None = None
+    started_at: float | None = None
+    payload: bytes | None = None
+    content_type: str | None = None
+    headers: str | None = None
+    trace: str | None = None
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        return self.source, self.lane

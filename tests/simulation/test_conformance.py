@@ -9,8 +9,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from tests.simulation.direct import Direct
 from tests.simulation.gates import GatedSchema
-from tests.simulation.links import statement_of
 from tests.simulation.postgres import Transaction
 from tests.simulation.rows import SHARDS
 from tests.simulation.world import message_row
@@ -29,28 +29,6 @@ values ($1, $2, 'event', 'orders', 't', $3, 'application/json', '[]', $4) return
 """
 POLICY = "insert into towpath.destination (name, address, on_poison) values ('orders', 'orders', 'park_key')"
 LAPSE = "update towpath.shard_lease set lease_until = '-infinity' where relay = $1"
-
-
-class Direct:
-    """Statements on the model as a connection runs them, each its own transaction."""
-
-    def __init__(self, schema: GatedSchema) -> None:
-        self._schema = schema
-
-    async def fetch(self, sql: str, *arguments: Any) -> Any:
-        transaction = self._schema.begin()
-        rows = statement_of(self._schema, sql)(transaction, *arguments)
-        self._schema.commit(transaction)
-        return rows
-
-    async def fetchrow(self, sql: str, *arguments: Any) -> Any:
-        return (await self.fetch(sql, *arguments))[0]
-
-    async def fetchval(self, sql: str, *arguments: Any) -> Any:
-        return next(iter((await self.fetchrow(sql, *arguments)).values()))
-
-    async def execute(self, sql: str, *arguments: Any) -> None:
-        await self.fetch(sql, *arguments)
 
 
 class Pair:

@@ -29,6 +29,11 @@ class Account:
         """Messages, without repeats."""
         return len({arrival.number for arrival in self.arrivals})
 
+    @property
+    def summary(self) -> str:
+        last = self.arrivals[-1].at if self.arrivals else 0.0
+        return f"{self.sent} messages arrived {len(self.arrivals)} times, the last at {last:.6f} s"
+
 
 class World:
     """Of one run of a plan."""

@@ -15,10 +15,14 @@ from towpath.store.work import Work
 
 
 def received(
-    lane: str | None, source: str = "parcels", offset: int = 0, type_: str = "parcel.posted"
+    lane: str | None,
+    source: str = "parcels",
+    offset: int = 0,
+    type_: str = "parcel.posted",
+    partition: str = "p",
 ) -> Received:
     work = Work(uuid4(), type_, "event", source, lane, lane, offset, b"", "", (), None)
-    return Received(work, Delivery(source, "p", offset, lane, (), b"", None, False, 1))
+    return Received(work, Delivery(source, partition, offset, lane, (), b"", None, False, 1))
 
 
 def test_one_message_of_a_lane_starts_at_a_time_and_the_next_when_it_is_done() -> None:
@@ -78,6 +82,23 @@ def test_a_held_message_stays_the_head_of_its_lane_until_it_is_due() -> None:
     assert lanes.take(10) == []
     assert lanes.release_due(5.0) is None
     assert lanes.take(10) == [first]
+
+
+def test_a_head_that_waits_for_one_of_its_lane_gives_way_to_the_other_partitions_only() -> None:
+    """C10: of a key that comes by two partitions, what a dead worker began may stand behind what it stops."""
+    lanes, first, second = Lanes(), received("a"), received("a")
+    other, last = received("a", partition="q"), received("a", partition="q")
+    for each in (first, second, other, last):
+        lanes.add(each)
+    assert lanes.take(10) == [first]
+    lanes.give_way(first, 5.0)
+    assert lanes.release_due(5.0) is None
+    started = []
+    for _ in range(4):
+        (head,) = lanes.take(10)
+        started.append(head)
+        lanes.finish(head)
+    assert started == [other, first, second, last]
 
 
 def test_a_message_that_was_handed_back_makes_way_for_its_next_coming() -> None:

@@ -77,6 +77,11 @@ class Held:
         if not received.is_acknowledged:  # else the database holds it
             self.lanes.hold(received, time.monotonic() + seconds)
 
+    def give_way(self, received: Received, seconds: float) -> None:
+        """Another of its lane runs, which may have to come by another partition: those are asked next."""
+        self.leave_slot(received)
+        self.lanes.give_way(received, time.monotonic() + seconds)
+
     def drop(self, received: Received) -> None:
         """It is not this member's any more."""
         self.leave_slot(received)

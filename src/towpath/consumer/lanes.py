@@ -140,6 +140,20 @@ class Lanes:
         self._waiting_count += 1
         heapq.heappush(self._held, (until, next(self._tie), lane))
 
+    def give_way(self, received: Received, until: float) -> None:
+        """Hold the head, and let the first message of another partition be the head in its place.
+
+        What is waited for may be in there: a key that comes by several partitions has no order between them.
+        """
+        self.hold(received, until)
+        waiting = _lane(received).waiting
+        partition = received.delivery.partition
+        for place, other in enumerate(waiting):
+            if other.delivery.partition != partition:
+                del waiting[place]
+                waiting.appendleft(other)
+                return
+
     def release_due(self, now: float) -> float | None:
         """Make rested lanes ready again. Returns the next instant one is due, None when none rests."""
         while self._held and self._held[0][0] <= now:

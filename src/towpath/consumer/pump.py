@@ -173,7 +173,7 @@ class Pump:
             log.info("task.parked", group=self._group, message_id=str(work.id), type=work.type)
             self._held.finish([by_id[work.id]])
         for work in claimed.contended:
-            self._held.hold(by_id[work.id], _BUSY_SECONDS)
+            self._held.give_way(by_id[work.id], _BUSY_SECONDS)
         for work in claimed.full:
             self._held.hold(by_id[work.id], _FULL_SECONDS)
 
