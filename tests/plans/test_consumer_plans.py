@@ -249,6 +249,7 @@ LOOKS = {
     "due_lanes_but": "'g', 100, '{held}'",
     "next_due": "'h'",
     "abandoned": "'g', 100",
+    "release_lost": "'g', 1, 100",
     "lost": "'g', 1, 100, true",
     "stale_gates": "'g', 's', 'k1', 100",
     "census": "'h', 100",

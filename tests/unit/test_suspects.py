@@ -40,6 +40,48 @@ def test_at_the_limit_the_next_one_waits_until_one_ended(clock: Clock) -> None:
     assert not suspects.wants_quiet()
 
 
+def test_what_is_being_claimed_counts_as_running(clock: Clock) -> None:
+    """C19: several may be claimed together, by both who ask, before the first of them runs."""
+    suspects = Suspects(concurrency=8, max_deliveries=5, quiet_seconds=30, clock=clock)
+    assert suspects.may_start(2, 30, "broker")
+    with suspects.claiming(2):
+        assert suspects.may_start(2, 30, "database")
+        with suspects.claiming(2):
+            assert not suspects.may_start(2, 30, "broker")
+        assert suspects.may_start(2, 30, "broker")
+
+
+@pytest.mark.parametrize("start", [1, 2, 4])
+def test_the_last_permitted_start_is_claimed_beside_no_other_claim(suspects: Suspects, start: int) -> None:
+    """C19, D5: neither after somebody who is being claimed, nor before."""
+    with suspects.claiming(start), suspects.look("database"):
+        assert not suspects.may_start(5, 0, "database")
+    assert suspects.wants_quiet(), "it waits for its turn"
+    with suspects.look("database"):
+        assert suspects.may_start(5, 0, "database")
+        with suspects.claiming(5):
+            assert suspects.wants_quiet()
+            assert not suspects.may_start(start, 0, "broker")
+    assert not suspects.wants_quiet(), "somebody else was quicker"
+
+
+@pytest.mark.parametrize("start", [1, 2, 4])
+def test_nobody_starts_while_a_last_start_waits_or_is_watched(
+    suspects: Suspects, clock: Clock, start: int
+) -> None:
+    """C19, D5: whatever starts beside it may kill it. What has run for long keeps nobody waiting."""
+    with suspects.look("database"):
+        assert not suspects.may_start(5, 3, "database")
+    assert not suspects.may_start(start, 3, "broker")
+    with suspects.look("database"):
+        assert suspects.may_start(5, 0, "database")
+        suspects.started(5)
+    clock.now += 29
+    assert not suspects.may_start(start, 1, "broker")
+    clock.now += 1
+    assert suspects.may_start(start, 0, "broker")
+
+
 def test_the_last_permitted_start_runs_beside_none_that_began_of_late(suspects: Suspects) -> None:
     """C19: it asks for quiet, starts when nothing young runs, and keeps the quiet until it ended."""
     assert not suspects.may_start(5, 3, "broker")
@@ -88,11 +130,11 @@ def test_many_last_starts_take_turns_with_everybody_else(suspects: Suspects, clo
         if may_start:
             began_at = suspects.started(5)
             clock.now += 1
-            assert suspects.wants_quiet()
+            assert not suspects.may_start(3, 1, "broker")
             suspects.ended(5, began_at)
             quiet += 1
         else:
-            assert not suspects.wants_quiet()
+            assert suspects.may_start(3, 0, "broker")
             clock.now += 1
             busy += 1
     assert quiet == pytest.approx(busy, abs=35)
@@ -131,5 +173,7 @@ def test_beyond_the_last_start_it_only_has_to_be_buried(suspects: Suspects) -> N
 
 def test_where_one_start_is_all_nobody_is_suspected(clock: Clock) -> None:
     suspects = Suspects(concurrency=64, max_deliveries=1, quiet_seconds=30, clock=clock)
+    with suspects.claiming(1):
+        assert suspects.may_start(1, 1, "database")
     suspects.started(1)
     assert not suspects.wants_quiet()

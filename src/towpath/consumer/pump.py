@@ -91,10 +91,10 @@ class Pump:
             await self._takeovers.look(self._dispatch)
             if self._roster.count and self._held.lanes.ready_count < self._settings.claim_batch:
                 await asyncio.sleep(_GATHER_SECONDS)
-            is_quiet = self._suspects.wants_quiet()
-            heads = [] if is_quiet else self._held.take_heads(self._settings.claim_batch)
+            heads = [] if self._suspects.wants_quiet() else self._held.take_heads(self._settings.claim_batch)
             if heads:
-                await self._start(heads)
+                with self._suspects.claiming(1):
+                    await self._start(heads)
             else:
                 patience = _IDLE_SECONDS if held_until is None else min(_IDLE_SECONDS, held_until - now)
                 await wait_for(self._wake, patience)

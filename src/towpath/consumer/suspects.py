@@ -2,9 +2,9 @@
 
 With d starts and no outcome at most concurrency / 4^(d-1) run together. The last permitted start decides
 whether a message is a killer, so nobody who could be one runs beside it: it begins when nothing runs that
-began within the last `quiet` seconds, and nothing begins until it ended or has run as long itself. So a
-handler that kills its process reaches the catalog and its neighbours do not; and a worker full of
-handlers that run for hours neither waits for them nor stands still.
+began within the last `quiet` seconds, and nothing begins until it ended or has run as long itself; what is
+being claimed counts as begun. So a handler that kills its process reaches the catalog and its neighbours
+do not; and a worker full of handlers that run for hours neither waits for them nor stands still.
 """
 
 from collections import Counter
@@ -30,6 +30,8 @@ class Suspects:
         self.quiet_seconds = quiet_seconds
         """Whoever runs for so long is taken for harmless."""
         self._running: Counter[int] = Counter()
+        self._claimed: Counter[int] = Counter()
+        """Who was admitted and does not run yet: a claim is on its way."""
         self._askers: set[Asker] = set()
         """Who has a last start that waits for quiet."""
         self._renewed: set[Asker] = set()
@@ -62,23 +64,33 @@ class Suspects:
     def may_start(self, start: int, young_count: int, asker: Asker) -> bool:
         """Whether a message may start for the `start`-th time beside `young_count` that began of late.
 
-        Asking for a last start asks for quiet: nothing else should be started meanwhile. Beyond the
-        last nothing runs, it only has to be buried.
+        Asking for a last start asks for quiet: nothing else is started meanwhile. Beyond the last nothing
+        runs, it only has to be buried. Whoever may start is to be claimed within `claiming`.
         """
         if start > self._max_deliveries:
             return True
-        if start < self._max_deliveries:
-            return self._running[start] < self.limit(start)
+        if start == 1 or start < self._max_deliveries:
+            has_room = start == 1 or self._running[start] + self._claimed[start] < self.limit(start)
+            return has_room and not self.wants_quiet()
         now = self._clock()
         if now < self._open_until or self._is_quiet_over(now):
             return False
         if self._quiet_since is None:
             self._quiet_since = now
-        if young_count:
+        if young_count or self._claimed.total():
             self._askers.add(asker)
             self._renewed.add(asker)
             return False
         return True
+
+    @contextmanager
+    def claiming(self, start: int) -> Iterator[None]:
+        """One, or a batch of those that never lost a worker, is being claimed: until it runs or does not."""
+        self._claimed[start] += 1
+        try:
+            yield
+        finally:
+            self._claimed[start] -= 1
 
     def _is_quiet_over(self, now: float) -> bool:
         """Whether it was quiet for long enough. The first last start of a quiet is always waited for."""
@@ -100,9 +112,10 @@ class Suspects:
             self._alone_until = min(self._alone_until, self._clock())  # else another one is watched
 
     def wants_quiet(self) -> bool:
-        """Whether a last start is watched, or waits for its turn: start nothing else."""
+        """Whether a last start is claimed, watched, or waits for its turn: start nothing else."""
         now = self._clock()
-        if self._askers or (self._alone_until is not None and now < self._alone_until):
+        is_claimed = self._max_deliveries > 1 and self._claimed[self._max_deliveries] > 0
+        if self._askers or is_claimed or (self._alone_until is not None and now < self._alone_until):
             return True
         if self._quiet_since is not None:
             self._open_until = now + (now - self._quiet_since)

@@ -53,7 +53,8 @@ class Takeovers:
                 elif self._may_start(suspect):
                     self._held.suspects.remove(suspect)
                     self._held.take_slot(received)
-                    dispatch(await self._take_over(received), {received.work.id: received})
+                    with self._suspects.claiming(suspect.start):
+                        dispatch(await self._take_over(received), {received.work.id: received})
 
     def _may_start(self, suspect: Suspect) -> bool:
         type_ = suspect.received.work.type

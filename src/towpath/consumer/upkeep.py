@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from towpath.app import App
@@ -123,29 +124,28 @@ class DueLoop:
     async def _start(self, limit: int, admitted: Counter[str]) -> Counter[str]:
         """Types of what started; `admitted` are those that were given a slot for it."""
         without = {*self._breakers.closed_types(), *self._slots.full_types(), *self._pauses.types}
-        works = await self._claims.start_due(limit, without=without, may_start=self._admission(admitted))
-        for work in works:
-            crash_point(CrashPoint.DUE_STARTED)
-            self._breakers.started(work.type, work)
-        runs = [Run(work, self, None, self._suspects.started(work.deliveries)) for work in works]
-        self._waves.start(runs)
+        with ExitStack() as claims:
+            may_start = self._admission(admitted, claims)
+            works = await self._claims.start_due(limit, without=without, may_start=may_start)
+            for work in works:
+                crash_point(CrashPoint.DUE_STARTED)
+                self._breakers.started(work.type, work)
+            runs = [Run(work, self, None, self._suspects.started(work.deliveries)) for work in works]
+            self._waves.start(runs)
         return Counter(work.type for work in works)
 
-    def _admission(self, admitted: Counter[str]) -> Callable[[str, int], bool]:
-        """Who may start in this round: whoever never lost a worker, one suspect of each kind, one probe."""
-        suspected: set[int] = set()
+    def _admission(self, admitted: Counter[str], claims: ExitStack) -> Callable[[str, int], bool]:
+        """Who may start in this round: who never lost a worker, suspects up to their limits, one probe."""
 
         def may_start(type_: str, start: int) -> bool:
             if admitted[type_] and self._breakers.is_open(type_):
                 return False
-            if start <= 1 and self._suspects.wants_quiet():
+            if not self._slots.has_due(type_):
                 return False
-            if start in suspected or not self._slots.has_due(type_):
+            young_count = self._young_count() if start > 1 else 0  # it is not asked for then
+            if not self._suspects.may_start(start, young_count, "database"):
                 return False
-            if start > 1:
-                if not self._suspects.may_start(start, self._young_count(), "database"):
-                    return False
-                suspected.add(start)
+            claims.enter_context(self._suspects.claiming(start))
             self._slots.take_due(type_)
             admitted[type_] += 1
             return True

@@ -327,14 +327,15 @@ returning version
 
 -- name: release_lost
 -- Messages whose worker has been dead for $2 seconds and which the broker has not brought again: their lanes, in which
--- one at a time runs, wait for them no longer. They start if they come after all. Index: task_running.
+-- one at a time runs, wait for them no longer. They start if they come after all. Index: task_running; the group is
+-- hidden from the primary key's.
 with lost as materialized (
   select t.id, t.worker from towpath.task t
-   where t.consumer_group = $1 and t.state = 'RUNNING' and t.held_by = 'broker' and t.effect_state is null
-     and t.updated_at < towpath.clock() - make_interval(secs => $2)
+   where t.consumer_group || '' = $1 and t.state = 'RUNNING' and t.held_by = 'broker' and t.effect_state is null
+     and t.updated_at < (select towpath.clock()) - make_interval(secs => $2)
      and not exists (select 1 from towpath.worker w
                       where w.id = t.worker and w.lease_until > towpath.clock() - make_interval(secs => $2))
-   order by t.id limit $3 for update skip locked
+   order by t.worker limit $3 for update skip locked
 ), released as (
   update towpath.task t
      set state = 'ACCEPTED', worker = null, token = null, version = t.version + 1, updated_at = towpath.clock()
