@@ -15,7 +15,7 @@ from towpath.cli import exits
 from towpath.cli.root import app
 
 INTERNAL: Final = (
-    r"towpath\.((app\._|brokers|failures|handlers|messages|store|outbox|context\.(_|Beginning|Settling)).*"
+    r"towpath\.((app\._|brokers|decorators|failures|handlers|messages|store|outbox|context\.(_|Beginning|Settling)).*"
     r"|tasks\.reading\.TaskId|\w+\.[A-Z](_co)?)"
 )
 """Names that signatures mention and the reference does not describe."""

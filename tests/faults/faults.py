@@ -43,11 +43,11 @@ def _table() -> dict[str, Callable[[], Fault]]:
     for role in ("relay", "member", "producer"):
         table[f"{role}_killed"] = partial(Killed, f"{role}-0")
         table[f"{role}_frozen"] = partial(Frozen, f"{role}-0")
+        table[f"{role}_terminated"] = partial(Terminated, f"{role}-0")
         table[f"{role}_clock_jumps"] = partial(ClockJumps, *OF_ROLE[role])
         table[f"{role}_clock_wrong"] = partial(ClockWrong, f"{role}-0", offset="+3600")
     for role in ("relay", "member"):
         table[f"{role}s_killed"] = partial(Killed, *OF_ROLE[role])
-        table[f"{role}_terminated"] = partial(Terminated, f"{role}-0")
         table[f"{role}_without_descriptors"] = partial(Limited, role, resource.RLIMIT_NOFILE, lambda _: 8)
         table[f"{role}_without_memory"] = partial(Limited, role, resource.RLIMIT_AS, size_of)
     for role, point in _CRASH_POINTS:

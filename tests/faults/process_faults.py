@@ -41,7 +41,9 @@ class Terminated(Killed):
 
     async def begin(self, world: FaultWorld) -> None:
         for name in self.touches:
-            if (code := await world.patiently(name)) != 0:
+            if world.has_ended(name):
+                self.is_missed = True
+            elif (code := await world.patiently(name)) != 0:
                 raise AssertionError(f"{name} ended with {code} after SIGTERM")
 
 

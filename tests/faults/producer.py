@@ -2,13 +2,15 @@
 
 Each lane runs its transactions one after another and writes down what it means before the end, and what the
 end said. Where the database is away a transaction is begun again under another name; started again after a
-SIGKILL the process goes on after the last one it began.
+SIGKILL, or a SIGTERM that cancels what it does, the process goes on after the last one it began.
 """
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -173,6 +175,14 @@ async def _savepoint(target: Target) -> Any:
     return savepoint
 
 
+async def until_terminated(*lanes: Coroutine[Any, Any, None]) -> None:
+    """Side by side; SIGTERM cancels them."""
+    work = asyncio.gather(*lanes)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    with suppress(asyncio.CancelledError):
+        await work
+
+
 async def produce(seed: int, first_lane: int, count: int) -> None:
     """Some lanes of a seed's plan, side by side."""
     producer = Producer(
@@ -181,7 +191,7 @@ async def produce(seed: int, first_lane: int, count: int) -> None:
         Ledger.of_this_process(),
     )
     chosen = list(lanes(seed))[first_lane : first_lane + count]
-    await asyncio.gather(*map(producer.run, chosen))
+    await until_terminated(*map(producer.run, chosen))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.faults.ledger import ENVIRONMENT_VARIABLE, Ledger
 from tests.faults.plan import steady_lane
-from tests.faults.producer import Producer
+from tests.faults.producer import Producer, until_terminated
 from towpath.settings import load
 
 LANES: Final = 16
@@ -69,7 +69,7 @@ async def produce(seed: int, first_lane: int, count: int) -> None:
     )
     load_ = Load(Path(os.environ[ENVIRONMENT_VARIABLE]))
     lanes = range(first_lane, first_lane + count)
-    await asyncio.gather(*(_run(producer, seed, lane, load_) for lane in lanes))
+    await until_terminated(*(_run(producer, seed, lane, load_) for lane in lanes))
 
 
 if __name__ == "__main__":
