@@ -205,6 +205,9 @@ MOVES: Final[Mapping[str, Move]] = {
         None,
         versions=0,
     ),
+    "release lost": Move(
+        "work.release_lost", lambda _: (G, 0.0, 9), running("dead", "calm"), S.ACCEPTED, BROKER
+    ),
     "retry now": Move(
         "repairs.retry_tasks", lambda k: (G, [k.id], LATER), {S.WAITING: ALWAYS}, S.WAITING, FUTURE
     ),

@@ -127,7 +127,11 @@ DEFECTS: Final[dict[str, tuple[str, Weather, Callable[[Patch], None]]]] = {
         "doubled",
         _STORM,
         in_sql(
-            ("claim_events", "t.state = 'ACCEPTED'", "t.state in ('ACCEPTED', 'SUCCEEDED')"),
+            (
+                "claim_events",
+                "t.state = 'ACCEPTED' and (t.deliveries = 0 or $11)",
+                "t.state in ('ACCEPTED', 'SUCCEEDED')",
+            ),
             ("claim_events", "set state = 'RUNNING'", "set state = 'RUNNING', finished_at = null"),
         ),
     ),

@@ -60,7 +60,10 @@ class ClaimSchema(WorkSchema):
     def _is_free(self, x: Transaction, task: Task, *, takes_over: bool = True) -> bool:
         """Whether whoever the broker gives a message to may begin."""
         is_abandoned = task.state == "RUNNING" and not self.lives(task.worker, x)
-        return task.held_by == "broker" and (task.state == "ACCEPTED" or (takes_over and is_abandoned))
+        return task.held_by == "broker" and (
+            (task.state == "ACCEPTED" and (takes_over or not task.deliveries))
+            or (takes_over and is_abandoned)
+        )
 
     def start(self, x: Transaction, task: Task, worker: UUID, token: UUID, **changes: Any) -> Task:
         """One that had a row before begins."""

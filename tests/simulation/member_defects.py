@@ -121,7 +121,9 @@ def leases_are_not_looked_at(patch: Patch) -> None:
 
     def free(_: ClaimSchema, __: object, task: Task, *, takes_over: bool = True) -> bool:
         is_running = task.state == "RUNNING"
-        return task.held_by == "broker" and (task.state == "ACCEPTED" or (takes_over and is_running))
+        return task.held_by == "broker" and (
+            (task.state == "ACCEPTED" and (takes_over or not task.deliveries)) or (takes_over and is_running)
+        )
 
     patch.setattr(ClaimSchema, "states", nobody_lives)
     patch.setattr(ClaimSchema, "_is_free", free)

@@ -18,7 +18,8 @@ select g.source, g.lane,
  order by g.source, g.lane for update of g
 
 -- name: claim_events
--- Create RUNNING rows, or resume a row handed back; with $11 also one abandoned with no effect started.
+-- Create RUNNING rows, or resume a row handed back; with $11 also suspects: one abandoned with no effect started, or
+-- handed back in a start that was not the first.
 -- Locks the rows in id order; index: primary key. Losers are looked up by `states`.
 insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, deliveries,
                                held_by, worker, token, started_at)
@@ -30,19 +31,21 @@ on conflict (consumer_group, id) do update
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
        lane = excluded.lane, version = t.version + 1, started_at = coalesce(t.started_at, excluded.started_at),
        updated_at = towpath.clock()
- where t.held_by = 'broker' and (t.state = 'ACCEPTED' or ($11 and t.state = 'RUNNING' and t.effect_state is null
-       and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+ where t.held_by = 'broker' and (t.state = 'ACCEPTED' and (t.deliveries = 0 or $11)
+       or $11 and t.state = 'RUNNING' and t.effect_state is null
+       and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds
 
 -- name: claim_tasks
--- Start submitted tasks, whose body is in the row. Index: primary key, in id order.
+-- Start submitted tasks, whose body is in the row; with $6 also suspects. Index: primary key, in id order.
 update towpath.task t
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = $3, token = $4, lane = case when $5 then t.key end,
        version = t.version + 1, started_at = coalesce(t.started_at, towpath.clock()), updated_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.held_by = 'broker'
-   and (t.state || '' = 'ACCEPTED' or ($6 and t.state || '' = 'RUNNING' and t.effect_state is null
-        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())))
+   and (t.state || '' = 'ACCEPTED' and (t.deliveries = 0 or $6)
+        or $6 and t.state || '' = 'RUNNING' and t.effect_state is null
+        and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()))
 returning t.id, t.attempt, t.version, t.deliveries, t.run_no, extract(epoch from t.deadline_at - towpath.clock())::float8 as deadline_seconds, t.owner, t.cancel_requested,
           extract(epoch from towpath.clock() - t.started_at)::float8 as age_seconds,
           t.payload, t.content_type, t.headers
