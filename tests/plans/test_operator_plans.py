@@ -113,4 +113,6 @@ async def test_what_waits_is_planned_from_the_index_of_what_waits(db: Db) -> Non
 
     plan = await explained(db, "plan_retry", ["g1"], *[None] * 7, soon)
 
-    assert [node["Index Name"] for node in plan if "Index Name" in node] == ["task_due"]
+    used = [node["Index Name"] for node in plan if "Index Name" in node]
+    assert len(used) == 1
+    assert used[0] in ("task_due", "task_due_of_type")

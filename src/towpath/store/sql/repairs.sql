@@ -4,7 +4,7 @@
 
 -- name: plan_retry
 -- What waits for a later time, the next due first; delayed tasks only by their ids. Takes no locks; read through a
--- cursor. Index: task_due.
+-- cursor. Index: task_due or task_due_of_type.
 select t.consumer_group, t.id, t.type, t.waiting_for as why, t.reason_code, false as has_effect, true as has_body
   from towpath.task t
  where t.state = 'WAITING' and t.due_at > towpath.clock() and t.updated_at < $9
