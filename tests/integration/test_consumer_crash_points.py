@@ -25,7 +25,7 @@ from towpath.crashpoints import CrashPoint
 from towpath.messages import Envelope, encode, spec_of, wire_headers
 from towpath.settings import WorkerSettings
 
-AT_ONCE: Final = 6
+AT_ONCE: Final = 8
 """Cases that run side by side."""
 _PATIENCE_SECONDS: Final = 120.0
 _IN_DATABASE: Final = ("transactional", "plain", "submitted", "batch")
