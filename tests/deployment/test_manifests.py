@@ -252,3 +252,4 @@ async def test_a_scaler_asks_postgres_what_it_can_answer_by_index(
         await connection.close()
     assert counted == count
     assert re.search(rf'"Index Name": "{index}"', plan), plan
+    assert "clock_timestamp" not in plan, "what is volatile is no condition of an index"
