@@ -11,10 +11,9 @@ import asyncpg
 import pytest
 
 from tests.fixtures.fix_cli import Ran, Run, towpath_process
-from towpath.cli.exits import explain
 from towpath.errors import UnknownType
 from towpath.outbox import emit
-from towpath.testing.services import PgBouncerServer
+from towpath.testing.services import PgBouncerServer, PostgresServer
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -81,16 +80,39 @@ def test_a_login_that_is_refused(towpath: Run, migrated_url: str, monkeypatch: p
     refused(towpath("dlq", "list"), 4, "correct user and password in TOWPATH_DATABASE_URL")
 
 
-def test_a_wrong_password() -> None:
-    """O2: as the driver reports it; the servers of the tests ask for none."""
-    error = asyncpg.InvalidPasswordError('password authentication failed for user "app"')
+async def test_a_wrong_password(
+    db: Db,
+    postgres_server: PostgresServer,
+    towpath: Run,
+    migrated_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """O2: of a role that this server asks for one."""
+    rules = postgres_server.data_directory / "pg_hba.conf"
+    before = rules.read_text()
+    await db.execute("create role careful login password 'right'")
+    try:
+        rules.write_text(f"host all careful 127.0.0.1/32 scram-sha-256\n{before}")
+        await reload(db)
+        monkeypatch.setenv("TOWPATH_DATABASE_URL", migrated_url.replace("postgres@", f"careful:{CANARY}@"))
 
-    line, code = explain(error)
+        ran = await asyncio.to_thread(towpath, "dlq", "list")
+    finally:
+        rules.write_text(before)
+        await reload(db)
+        await db.execute("drop role careful")
 
-    assert code == 4
-    assert line.startswith(
-        "the database refused the login: correct user and password in TOWPATH_DATABASE_URL"
+    refused(
+        ran, 4, "the database refused the login: correct user and password in TOWPATH_DATABASE_URL", "careful"
     )
+
+
+async def reload(db: Db) -> None:
+    """The configuration. Sessions hear of it behind the process that takes new connections."""
+    before = await db.fetchval("select pg_conf_load_time()")
+    await db.execute("select pg_reload_conf()")
+    while await db.fetchval("select pg_conf_load_time()") == before:  # noqa: ASYNC110 - a server does not tell
+        await asyncio.sleep(0.01)
 
 
 def test_a_pooler_where_a_direct_connection_is_needed(
