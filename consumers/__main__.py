@@ -5,10 +5,15 @@ python -m consumers init agents     # create the group's business tables
 python -m consumers run agents      # settings come from TOWPATH_*; SIGTERM drains
 """
 
+import signal
+import sys
+
+if __name__ == "__main__":  # loading takes a second, and the kernel drops what process 1 does not handle
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
 import argparse
 import asyncio
 import pkgutil
-import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
