@@ -68,7 +68,7 @@ async def test_a_task_in_doubt_becomes_what_the_operator_says(
     assert outcome == json.loads(ran.out)["outcome"]
     assert [state, followers] == await states(db, head, follower)
     audit = await db.fetchrow("select action, reason, actor from towpath.audit")
-    assert ("resolve", "asked") == (audit["action"], audit["reason"])
+    assert ("tasks.resolve", "asked") == (audit["action"], audit["reason"])
     assert 1 == await db.fetchval("select count(*) from towpath.task_event where task_id = $1", head)
     assert (1 if outcome == "dead" else 0) == await db.fetchval("select count(*) from towpath.dead_letter")
 

@@ -141,7 +141,7 @@ async def test_a_group_whose_offsets_are_gone_waits_for_a_word_and_goes_on_where
             await until(lambda: health.is_ready)
             await until(lambda: _answers(engine, 5, "select position from towpath.group_offset"))
         audit = await engine.db.fetchrow("select actor, action, reason, filter from towpath.audit")
-        assert tuple(audit)[:3] == ("ada", "offsets", "the broker forgot")
+        assert tuple(audit)[:3] == ("ada", "worker.offsets", "the broker forgot")
         assert json.loads(audit["filter"]) == {"group": app.name, "topic": topic, "to": "recorded"}
         (row,) = await cli("--group", app.name)
         assert (row["position"], row["refused"], row["resume_from"]) == (5, None, None)

@@ -156,7 +156,7 @@ async def _give(asked: _Asked, plan: list[dict[str, Any]], actor: str, reason: s
         await AuditStore(session.schema).begin(
             session.connection,
             actor=actor,
-            action="offsets",
+            action="worker.offsets",
             reason=reason,
             criteria=dumps({"group": asked.group, "topic": asked.topic, "to": asked.to}),
             counts=dumps({"partitions": len(given)}),

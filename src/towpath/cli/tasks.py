@@ -200,7 +200,7 @@ async def _record(
     await AuditStore(session.schema).begin(
         session.connection,
         actor=actor,
-        action=action,
+        action=f"tasks.{action}",
         reason=options.text(reason, "--reason") if reason else "",
         criteria=dumps({"group": group, "id": str(task_id)}),
         counts=dumps({state.lower(): 1}),
