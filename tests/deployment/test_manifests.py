@@ -182,6 +182,7 @@ def test_every_deployment_is_scaled_disrupted_with_care_and_reached_by_the_polic
     for scaled in (*_of("ScaledObject").values(), PATCH):
         used = {each["authenticationRef"]["name"] for each in scaled["spec"]["triggers"] if len(each) == 3}
         assert used <= known
+        assert "clock_timestamp" not in str(scaled), "what is volatile is no condition of an index"
 
 
 def test_the_grace_of_a_pod_is_longer_than_its_process_takes_to_drain() -> None:
@@ -252,4 +253,3 @@ async def test_a_scaler_asks_postgres_what_it_can_answer_by_index(
         await connection.close()
     assert counted == count
     assert re.search(rf'"Index Name": "{index}"', plan), plan
-    assert "clock_timestamp" not in plan, "what is volatile is no condition of an index"
