@@ -116,12 +116,13 @@ class Installation:
         return self._processes.directory / "promises.json"
 
     def settings(self) -> dict[str, str]:
-        """The variables that a process of this installation needs, and nothing else of towpath's."""
+        """The variables that a process of this installation needs, and nothing else of its kind."""
         return {
             "TOWPATH_DATABASE_URL": self.database_url,
             "TOWPATH_BROKER_URL": self.broker_url,
             "TOWPATH_BROKER_OPTIONS": json.dumps(self.choice.options),
             "TOWPATH_TELEMETRY__TRACES_FILE": str(self.traces),
+            "OTEL_SPAN_LINK_COUNT_LIMIT": "2000",  # the relay's span links to every message of its window
             # A demo is watched: look for due work more often than a service has to.
             "TOWPATH_WORKER__DUE_POLL_MAX": "200ms",
         }

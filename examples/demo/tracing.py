@@ -17,8 +17,8 @@ _REPLAYED: Final = """
       join towpath.dead_letter d on d.consumer_group = t.consumer_group and d.message_id = t.id
      where t.consumer_group = $1 order by d.attempts desc, d.id limit 1
 """
-_WAIT_SECONDS: Final = 5.0
-"""Processes write their spans twice a second."""
+_WAIT_SECONDS: Final = 30.0
+"""Processes write their spans twice a second, unless the machine has no time for them."""
 
 
 async def show_trace(connection: "asyncpg.Connection[Any]", console: Console, traces: Path) -> bool:

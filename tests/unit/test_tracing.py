@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider, sampling
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -24,7 +24,7 @@ from towpath.telemetry.context import (
     traceparent_of,
 )
 from towpath.telemetry.names import SCOPE, SPANS, attributes
-from towpath.telemetry.sending import MAX_LINKS, SendTracer, SentWindow
+from towpath.telemetry.sending import LINK_LIMIT_VARIABLE, SendTracer, SentWindow, link_limit
 from towpath.telemetry.tracing import creation_headers, process_span, replay_span
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -344,14 +344,26 @@ class TestSending:
         (sent,) = spans.get_finished_spans()
         assert (sent.name, sent.parent, sent.links) == ("send orders", None, ())
 
-    def test_links_are_limited_and_refused_messages_come_first(self, spans: InMemorySpanExporter) -> None:
+    def test_links_are_limited_and_refused_messages_come_first(
+        self, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(LINK_LIMIT_VARIABLE, "100")
         messages = [Sent((("traceparent", PARENT.encode()),), message_id=uuid4()) for _ in range(200)]
         with SendTracer(KAFKA).window(messages) as window:
             window.refused = {199: "too_large"}
             window.acknowledged = set(range(199))
         sent = by_name(spans)["send orders"]
-        assert len(sent.links) == MAX_LINKS
+        assert len(sent.links) == 100
         assert (sent.links[0].attributes or {})["messaging.message.id"] == str(messages[199].message_id)
+
+    @pytest.mark.parametrize("value", [None, "", " 300 ", "0"])
+    def test_the_limit_of_links_is_the_sdks_own(
+        self, value: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(LINK_LIMIT_VARIABLE, raising=False)
+        if value is not None:
+            monkeypatch.setenv(LINK_LIMIT_VARIABLE, value)
+        assert link_limit() == SpanLimits().max_links
 
     def test_without_an_sdk_messages_are_not_even_looked_at(self) -> None:
         class Untouchable:

@@ -89,9 +89,9 @@ SEND: Final = SpanSpec(
     "send {destination}",
     "client",
     "The relay published one window of messages; `send` alone when they had several destinations. Below the "
-    "creation context of the first sampled message, and linked to that of every one up to 128; a link "
-    "carries `messaging.message.id`, the destination where they differ, and `error.type` where the broker "
-    "refused the message.",
+    "creation context of the first sampled message, and linked to that of every one, as far as the SDK "
+    "keeps links (`OTEL_SPAN_LINK_COUNT_LIMIT`, 128); a link carries `messaging.message.id`, the "
+    "destination where they differ, and `error.type` where the broker refused the message.",
     (*_BROKER, "operation", "operation_type", "destination", "batch_count", "error_type"),
 )
 PROCESS: Final = SpanSpec(

@@ -1,5 +1,6 @@
 """The relay's span: one for each window, linked to the creation of its sampled messages."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from towpath.messages.headers import TRACEPARENT, Headers
 from towpath.telemetry.context import has_sdk, parent_of, span_context, tracer
 from towpath.telemetry.names import attributes
 
-MAX_LINKS: Final = 128
-"""As many as the SDK keeps by default."""
+LINK_LIMIT_VARIABLE: Final = "OTEL_SPAN_LINK_COUNT_LIMIT"
+_LINK_LIMIT: Final = "128"
+"""Of an SDK to which the variable says nothing."""
 _SAMPLED_FLAG: Final = 1
 _CODE_LIMIT: Final = 100
 
@@ -50,13 +52,14 @@ class SendTracer:
     """Traces the windows of one publisher; `labels` tell the broker.
 
     A span per sampled message would cost more than publishing it. So a window is one span: the child of
-    its first sampled message's creation, hence sampled as that is, and linked to the first `MAX_LINKS` of
-    them, those that were refused before others. Without an SDK it costs nothing per message.
+    its first sampled message's creation, hence sampled as that is, and linked to as many of them as the SDK
+    keeps links, those that were refused before others. Without an SDK it costs nothing per message.
     """
 
     def __init__(self, labels: Mapping[str, str | int]) -> None:
         self._labels = labels
         self._tracer = tracer()
+        self._link_limit = link_limit()
 
     @contextmanager
     def window(self, messages: Sequence[SentMessage]) -> Iterator[SentWindow]:
@@ -65,7 +68,8 @@ class SendTracer:
         if not has_sdk():
             yield outcome
             return
-        sampled = list(islice((n for n, message in enumerate(messages) if _is_sampled(message)), MAX_LINKS))
+        indexes = (index for index, message in enumerate(messages) if _is_sampled(message))
+        sampled = list(islice(indexes, self._link_limit))
         first = span_context(messages[sampled[0]].headers) if sampled else None
         destinations = {message.address for message in messages}
         destination = destinations.pop() if len(destinations) == 1 else None
@@ -90,21 +94,29 @@ class SendTracer:
                 raise
             finally:
                 if span.is_recording():
-                    _finish(span, messages, sampled, outcome, is_mixed=destination is None)
+                    refused = [index for index in outcome.refused if _is_sampled(messages[index])]
+                    others = (index for index in sampled if index not in outcome.refused)
+                    linked = [*refused, *others][: self._link_limit]
+                    _finish(span, messages, linked, outcome, is_mixed=destination is None)
+
+
+def link_limit() -> int | None:
+    """As many links as the SDK keeps by its variable; None: all. What is no number it refuses itself."""
+    value = os.environ.get(LINK_LIMIT_VARIABLE, _LINK_LIMIT).strip()
+    return int(value) if value.isdecimal() else None
 
 
 def _finish(
     span: Span,
     messages: Sequence[SentMessage],
-    sampled: Sequence[int],
+    linked: Sequence[int],
     outcome: SentWindow,
     *,
     is_mixed: bool,
 ) -> None:
     """Link to the messages, each with its own fate, and tell what became of all of them."""
     refused = outcome.refused
-    faulty = [index for index in refused if _is_sampled(messages[index])]
-    for index in [*faulty, *(index for index in sampled if index not in refused)][:MAX_LINKS]:
+    for index in linked:
         message = messages[index]
         if (context := span_context(message.headers)) is not None:
             link = attributes(
