@@ -20,6 +20,7 @@ FAST = RelayOptions(
     renew_every=0.3,
     publish_deadline=0.8,
     margin=0.1,
+    journal_every=1.0,
     backoff=RetryPolicy(base="20ms", cap="200ms"),
 )
 """Nothing waits long but for a lease that lapses, which none does because the machine is busy."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,16 @@ async def test_a_mover_sleeps_until_the_next_is_due_and_no_longer_than_half_a_se
             await emit(db, PageViewed("/"), delay="1h")
             await emit(db, PageViewed("/"), delay="20s")
         assert 0 < await settled(one) < 20
+
+
+async def test_a_poll_of_an_idle_reader_tells_the_mover_what_is_due(db: Any, migrated_url: str) -> None:
+    """R18, R13: so that it need not look itself, which here it does every ten minutes."""
+    broker = RecordingBroker()
+    async with relaying(migrated_url, broker, replace(FAST, scheduled_poll=600.0)) as relay:
+        await eventually(lambda: relay._mover.is_waiting)
+        async with db.transaction():
+            await emit(db, PageViewed("/"), delay="1s")
+        await eventually(lambda: len(broker.arrivals) == 1)
 
 
 async def test_a_backlog_of_one_moment_moves_in_bounded_steps(db: Any) -> None:

@@ -107,7 +107,7 @@ async def test_a_missing_destination_of_canaries_holds_up_and_buries_nothing(
         await eventually(lambda: relay.status().problems == [])
         assert await confirmed_count(db) == 0
         await admin.apply([CANARY], [], partitions=1)
-        await db.execute("delete from towpath.destination")  # relays look every five seconds
+        await db.execute("delete from towpath.destination")  # relays hear of it with a heartbeat
         await until(lambda: is_all(db, "select count(*) from towpath.canary where is_confirmed"), seconds=60)
     await admin.aclose()
     assert await db.fetchval("select count(*) from towpath.dead_letter") == 0

@@ -78,11 +78,16 @@ async def test_a_release_under_an_older_epoch_is_ignored(db: Any) -> None:
 
 async def test_relays_count_each_other_and_know_their_place(db: Any) -> None:
     """Fair shares need the same order everywhere."""
-    assert await LEASES.beat(db, B, "b", 30) == (1, 0, [])
-    assert await LEASES.beat(db, A, "a", 30) == (2, 0, [])
-    assert await LEASES.beat(db, B, "b", 30) == (2, 1, [])
+
+    async def place(relay: UUID) -> tuple[int, int]:
+        beat = await LEASES.beat(db, relay, "host", 30)
+        return beat.place, beat.living
+
+    assert await place(B) == (0, 1)
+    assert await place(A) == (0, 2)
+    assert await place(B) == (1, 2)
     await db.execute("update towpath.relay set seen_at = seen_at - interval '1 hour' where id = $1", A)
-    assert await LEASES.beat(db, B, "b", 30) == (1, 0, [])
+    assert await place(B) == (0, 1)
     assert await db.fetchval("select count(*) from towpath.relay") == 1
 
 

@@ -10,9 +10,16 @@ import pytest
 
 from towpath.relay.link import PROGRESS
 from towpath.store.database import PLANNER_PINS
+from towpath.store.outbox import poll_and_look
 from towpath.store.statements import load
 
-STATEMENTS = {**load("relay"), **load("scheduled"), **load("parking"), **load("republish")}
+STATEMENTS = {
+    **load("relay"),
+    **load("scheduled"),
+    **load("parking"),
+    **load("republish"),
+    "poll and look": poll_and_look(),
+}
 READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay", "candidates"}
 """Not hot: the trimmed journal at a start, one row per relay every few seconds, an operator's look at all."""
 
@@ -99,7 +106,7 @@ async def test_reads_of_the_outbox_enter_each_partition_by_shard_and_transaction
     """R12: by shard alone a poll would walk through everything retained."""
     if is_filled:
         await fill(db)
-    for name in ("poll", "list_keys", "fetch_keys"):
+    for name in ("poll", "poll and look", "list_keys", "fetch_keys"):
         async with like_the_relay(migrated_url) as connection:
             plan = await generic_plan(connection, STATEMENTS[name])
         scans = [node for node in plan if node.get("Relation Name", "").startswith("outbox_")]
@@ -117,7 +124,7 @@ async def test_what_is_scheduled_for_later_is_not_read_before(
     """R18: the due times are entered at the place reached, new rows by their transaction."""
     if is_filled:
         await fill(db)
-    for name, count in {"look": 5, "move": 4, "forget_moved": 1}.items():
+    for name, count in {"look": 5, "poll and look": 5, "move": 4, "forget_moved": 1}.items():
         async with like_the_relay(migrated_url) as connection:
             plan = await generic_plan(connection, STATEMENTS[name])
         scans = [node for node in plan if node.get("Relation Name") == "scheduled" and "Index Name" in node]

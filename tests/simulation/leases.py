@@ -1,5 +1,6 @@
 """The statements of leases and of the journal, as rules over the model of Postgres."""
 
+import json
 from dataclasses import replace
 from uuid import UUID
 
@@ -17,7 +18,16 @@ class LeasedSchema(Schema):
         x.put(self.relays, relay, self.clock())
         others = [each for each, seen in self.relays.items() if each != relay and seen > self.clock() - lease]
         before = sum(each < relay for each in others)
-        return [{"living": 1 + len(others), "before": before, "is_known": True, "paused": []}]
+        destinations = json.dumps({"orders": ["orders", self.policy]})
+        return [
+            {
+                "living": 1 + len(others),
+                "before": before,
+                "is_known": True,
+                "paused": [],
+                "destinations": destinations,
+            }
+        ]
 
     def renew_leases(self, x: Transaction, relay: UUID, lease: float) -> list[Record]:
         held = [

@@ -138,9 +138,6 @@ class Schema(Postgres):
     def facts(self, x: Transaction) -> list[Record]:
         return [{"version": SCHEMA_VERSION, "compatible_from": SCHEMA_VERSION, "shards": len(SHARDS)}]
 
-    def destinations(self, x: Transaction) -> list[Record]:
-        return [{"name": "orders", "address": "orders", "on_poison": self.policy}]
-
     def installation(self, x: Transaction) -> list[Record]:
         return [{"value": "installation"}]
 

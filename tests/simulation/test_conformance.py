@@ -274,6 +274,7 @@ async def test_the_model_answers_as_postgres_does(
     """R2, R5: the rules the simulation rests on, over snapshots, leases, the journal and publish gates."""
     await db.execute(POLICY)
     pair = Pair(db, migrated_url, seed)
+    pair.schema.policy = "park_key"
     await pair.start()
     try:
         for _ in range(150):

@@ -26,6 +26,7 @@ from towpath.failures import problem_of
 from towpath.relay.away import Away
 from towpath.relay.canary import Canaries
 from towpath.relay.census import CensusLoop
+from towpath.relay.directory import Directory
 from towpath.relay.dispatch import Dispatch
 from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
@@ -90,6 +91,7 @@ class Relay:
         self._shards = Shards(held_bytes=options.held_bytes)
         self._away = Away(options.backoff, hooks)
         self._pauses = Pauses(hooks)
+        directory = Directory()
         self._reading_link = Link(database_url, "reader", READS, command_timeout_seconds=_READ_SECONDS)
         self._journal_link = Link(database_url, "journal", PROGRESS, command_timeout_seconds=_WRITE_SECONDS)
         beat_seconds = min(options.renew_every, _WRITE_SECONDS)
@@ -100,6 +102,7 @@ class Relay:
             leases,
             self._shards,
             self._pauses,
+            directory,
             options,
             hooks,
         )
@@ -112,6 +115,12 @@ class Relay:
             options,
             hooks,
         )
+        self._mover = Mover(
+            Link(database_url, "mover", SCHEDULE, command_timeout_seconds=_READ_SECONDS),
+            ScheduledStore(schema),
+            options,
+            hooks,
+        )
         self._reading = Reading(
             self._reading_link,
             schema,
@@ -119,8 +128,10 @@ class Relay:
             parking,
             self._shards,
             self._pauses,
+            directory,
             self._away,
             self._wakeup,
+            self._mover,
             options,
             hooks,
         )
@@ -159,12 +170,6 @@ class Relay:
             self._shards,
             self._pauses,
             self._away,
-            options,
-            hooks,
-        )
-        self._mover = Mover(
-            Link(database_url, "mover", SCHEDULE, command_timeout_seconds=_READ_SECONDS),
-            ScheduledStore(schema),
             options,
             hooks,
         )

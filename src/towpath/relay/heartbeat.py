@@ -7,6 +7,7 @@ from typing import Final
 from uuid import UUID
 
 from towpath.errors import SchemaMismatch, StoreUnavailable
+from towpath.relay.directory import Directory
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
@@ -35,6 +36,7 @@ class Heartbeat:
         leases: Leases,
         shards: Shards,
         pauses: Pauses,
+        directory: Directory,
         options: RelayOptions,
         hooks: RelayHooks,
     ) -> None:
@@ -44,6 +46,7 @@ class Heartbeat:
         self._leases = leases
         self._shards = shards
         self._pauses = pauses
+        self._directory = directory
         self._options = options
         self._hooks = hooks
         self.beat_at = boot_time()
@@ -84,16 +87,17 @@ class Heartbeat:
         with link_errors():
             connection = await self._link.connection()
             await self._leases.ensure_installed(connection)
-            living, place, paused = await self._leases.beat(
+            beat = await self._leases.beat(
                 connection, self._relay, self._host, options.lease, options.broker_number
             )
-            self._pauses.told(paused)  # before there is a shard that anything could be published of
+            self._pauses.told(beat.paused)  # before there is a shard that anything could be published of
+            self._directory.told(beat.destinations)
             sent_at = boot_time()
             renewed = await self._leases.renew(connection, self._relay, options.lease)
             orphans = self._take_in(renewed, sent_at + options.lease)
             if orphans:  # a release that did not get through
                 await self._leases.release(connection, self._relay, orphans)
-            wanted = fair_share(len(options.shards), living, place)
+            wanted = fair_share(len(options.shards), beat.living, beat.place)
             owned = sorted(shards, key=lambda shard: shard.number)
             for position, shard in enumerate(owned):
                 shards.leave(shard, is_leaving=position >= wanted)

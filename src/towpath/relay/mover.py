@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from towpath.crashpoints import CrashPoint, crash_point
@@ -11,7 +12,7 @@ from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
 from towpath.relay.options import RelayOptions
 from towpath.relay.progress import boot_time
-from towpath.store.scheduled import Place, ScheduledStore
+from towpath.store.scheduled import Outlook, Place, ScheduledStore
 
 _ADVANCE_SECONDS: Final = 1.0
 """How often progress follows what is written for later, so that looking stays cheap."""
@@ -24,6 +25,7 @@ _DELETE_ROWS: Final = 1000
 class Mover:
     """Wakes at the next due time, at the latest after `scheduled_poll`. One per relay.
 
+    Looks itself, but where it was told meanwhile what an idle reader's poll saw.
     Never early: the due time is compared with the database's clock by the statement that moves.
     Late by less than `scheduled_poll` where the event was written shortly before it is due.
     """
@@ -34,6 +36,10 @@ class Mover:
         self._options = options
         self._hooks = hooks
         self._failures = 0
+        self._told: Outlook | None = None
+        self._was_told = asyncio.Event()
+        self.is_waiting = False
+        """Nothing is due, and another look now is as good as its own later."""
         self._advanced_at = 0.0
         self._swept_at = 0.0
         self._is_dirty = True
@@ -54,6 +60,7 @@ class Mover:
             try:
                 with link_errors():
                     wait = await self.step()
+                self.is_waiting = wait > 0
                 self._failures = 0
                 self.error = None
             except StoreUnavailable as error:
@@ -63,7 +70,15 @@ class Mover:
                 if self.error is None:
                     self._hooks.store_unavailable(error, wait)
                 self.error = error
-            await asyncio.sleep(wait)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._was_told.wait()
+            self.is_waiting = False
+
+    def told(self, outlook: Outlook) -> None:
+        """Somebody else looked."""
+        self._told = outlook
+        self._was_told.set()
 
     def close(self) -> None:
         """Close the connection; a step that is on its way happens wholly or not at all."""
@@ -74,8 +89,11 @@ class Mover:
 
         Raises StoreUnavailable and the driver's errors.
         """
+        self._was_told.clear()
         connection = await self._link.connection()
-        outlook = await self._store.look(connection)
+        outlook, self._told = self._told, None
+        if outlook is None:
+            outlook = await self._store.look(connection)
         now = boot_time()
         if outlook.is_due or (outlook.is_behind and now - self._advanced_at >= _ADVANCE_SECONDS):
             moved = await self._store.move(connection, self._options.moved_rows)

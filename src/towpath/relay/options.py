@@ -46,7 +46,7 @@ class RelayOptions:
     """Most keys of one shard listed at once, 16 bytes each; twice as many are held in all."""
     backoff: RetryPolicy = BACKOFF
     """Waits while broker or database are away, and between tries of a refused message."""
-    journal_every: float = 1.0
+    journal_every: float = 10.0
     """How old a shard's journal row may become while only the snapshot moves."""
     environment: str = ""
     """Where this database is published from; empty: the address in its URL."""

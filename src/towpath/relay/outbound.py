@@ -42,7 +42,7 @@ class Outbound:
 
     def readdress(self, addresses: Mapping[str, str]) -> None:
         """The addresses of destinations may have changed."""
-        if addresses != self._addresses:
+        if addresses is not self._addresses:
             self._addresses = addresses
             self._templates.clear()
 

@@ -12,6 +12,7 @@ from towpath.relay.progress import Batch, Part, Shard
 from towpath.relay.window import OpenWindow, plan_poll
 from towpath.store.journal import Progress
 from towpath.store.outbox import OutboxReader, Row, Server
+from towpath.store.scheduled import Outlook
 from towpath.store.snapshot import Snapshot
 
 _POLL_BETWEEN_SECONDS: Final = 0.05
@@ -36,22 +37,27 @@ class Reader:
         self._cuts: dict[int, Snapshot] = {}
         self._windows: list[OpenWindow] = []
         self._polled_at = float("-inf")
+        self.outlook: Outlook | None = None
+        """What the last poll saw of delayed events; None where it did not look."""
 
     @property
     def has_open_window(self) -> bool:
         """Whether more rows can be read at once."""
         return bool(self._windows)
 
-    async def read(self, shards: Sequence[Shard], now: float) -> Batch | None:
+    async def read(self, shards: Sequence[Shard], now: float, *, looks_too: bool = False) -> Batch | None:
         """The next batch of these shards, maybe without rows; None when there is nothing to read.
+
+        With `looks_too` a poll notes the outlook of delayed events as well.
 
         Raises MemoryStale, and StoreUnavailable when the server became a standby.
         """
         self._follow(shards)
+        self.outlook = None
         if self._windows and (not self._cuts or now - self._polled_at < _POLL_BETWEEN_SECONDS):
             return await self._read_window()
         self._polled_at = now
-        return await self._poll()
+        return await self._poll(looks_too=looks_too)
 
     def _follow(self, shards: Sequence[Shard]) -> None:
         """Take up shards that are new or begin again, and forget those that are not to be read."""
@@ -83,7 +89,7 @@ class Reader:
                 return
         self._windows.append(OpenWindow(done.base, done.upto, {number: done.last_id}))
 
-    async def _poll(self) -> Batch | None:
+    async def _poll(self, *, looks_too: bool) -> Batch | None:
         plan = plan_poll(self._cuts)
         if plan is None:
             return None
@@ -94,7 +100,9 @@ class Reader:
             plan.upto,
             row_limit=options.window_rows,
             byte_limit=options.window_bytes,
+            looks_too=looks_too,
         )
+        self.outlook = poll.outlook
         if poll.server != self.server:
             raise MemoryStale("the server restarted or was replaced")
         if poll.now.xmax < max(plan.base.xmax, poll.upto.xmax):

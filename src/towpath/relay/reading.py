@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Final
 
 from towpath.errors import SchemaMismatch, StoreUnavailable
 from towpath.relay.away import Away
+from towpath.relay.directory import Directory
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
+from towpath.relay.mover import Mover
 from towpath.relay.options import RelayOptions
 from towpath.relay.outbound import Outbound
 from towpath.relay.pauses import Pauses
@@ -18,11 +19,10 @@ from towpath.relay.progress import Batch, Shards, boot_time
 from towpath.relay.reader import MemoryStale, Reader, check_not_ahead
 from towpath.relay.wakeup import Wakeup
 from towpath.relay.window import Pace
+from towpath.store.canary import is_canary
 from towpath.store.journal import Journal
 from towpath.store.outbox import OnPoison, OutboxReader, Server
 from towpath.store.parking import Parking
-
-_READDRESS_SECONDS: Final = 5.0
 
 
 class Reading:
@@ -36,8 +36,10 @@ class Reading:
         parking: Parking,
         shards: Shards,
         pauses: Pauses,
+        directory: Directory,
         away: Away,
         wakeup: Wakeup,
+        mover: Mover,
         options: RelayOptions,
         hooks: RelayHooks,
     ) -> None:
@@ -47,20 +49,24 @@ class Reading:
         self._parking = parking
         self._shards = shards
         self._pauses = pauses
+        self._directory = directory
         self._away = away
         self._wakeup = wakeup
+        self._mover = mover
         self._options = options
         self._hooks = hooks
         self._store: OutboxReader | None = None
         self._reader: Reader | None = None
-        self._readdressed_at = 0.0
         self._failures = 0
         self._pace = Pace(options.poll_min, options.poll_max, options.poll_asleep)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
         self.ticked_at = boot_time()
         self.error: BaseException | None = None
-        self.policies: Mapping[str, OnPoison] = {}
-        """What waits for a refused message, by destination; read again every few seconds."""
+
+    @property
+    def policies(self) -> Mapping[str, OnPoison]:
+        """What waits for a refused message, by destination."""
+        return self._directory.policies
 
     @property
     def outbound(self) -> Outbound | None:
@@ -120,11 +126,16 @@ class Reading:
         batch = None
         may_read = now >= self._away.until and not self._pauses.is_everything
         if may_read and (shards := self._shards.readable(now)):
-            batch = await reader.read(shards, now)
+            looks_too = self._pace.is_idle and self._mover.is_waiting
+            batch = await reader.read(shards, now, looks_too=looks_too)
+            if looks_too and reader.outlook is not None:
+                self._mover.told(reader.outlook)
         if batch is None:
             self._wakeup.set_idle(False)
             return min(max(self._away.until - now, 0.0) or self._options.poll_max, self._options.poll_max)
-        wait = self._pace.after(len(batch.rows), is_notified=self._wakeup.covers(now))
+        # A round of canaries is sent at once, and is no reason to expect more.
+        row_count = 0 if all(map(is_canary, batch.rows)) else len(batch.rows)
+        wait = self._pace.after(row_count, is_notified=self._wakeup.covers(now))
         self._wakeup.set_idle(self._pace.is_idle)
         is_for_others = was_notified and not batch.rows
         self._wakeup.rest(self._options.poll_max if is_for_others else self._options.poll_min)
@@ -151,16 +162,9 @@ class Reading:
             store = self._store = OutboxReader(connection, self._schema)
             await store.prepare()
             server, _ = await store.server()
-            destinations = await store.destinations()
-            outbound = Outbound(await store.installation(), destinations.addresses)
+            outbound = Outbound(await store.installation(), self._directory.addresses)
             reader = self._reader = Reader(store, server, outbound, self._options)
-            self.policies = destinations.policies
-            self._readdressed_at = boot_time()
-        elif boot_time() - self._readdressed_at > _READDRESS_SECONDS and self._store is not None:
-            destinations = await self._store.destinations()
-            reader.outbound.readdress(destinations.addresses)
-            self.policies = destinations.policies
-            self._readdressed_at = boot_time()
+        reader.outbound.readdress(self._directory.addresses)
         return reader
 
     async def _load(self) -> None:

@@ -24,7 +24,7 @@ RETENTION: Final[Mapping[str, str]] = {"lock_timeout": "5ms", "synchronous_commi
 """Session settings: a commit that waits for a standby would hold the lock meanwhile. A truncation is
 flushed in any case, with every journal row it relied on before it; a lost DELETE is repeated."""
 
-_PASS_SECONDS: Final = 60.0
+_PASS_SECONDS: Final = 300.0
 """Longest interval of looking at the ring; twenty looks a rotation where that is shorter."""
 _TRIES: Final = 10
 """Of taking a lock at once, between the polls that hold one for a few milliseconds."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +12,21 @@ import asyncpg
 
 from towpath.errors import ConfigurationError
 from towpath.store.installed import ensure_installed
+from towpath.store.outbox import Destinations, OnPoison
 from towpath.store.statements import DEFAULT_SCHEMA, load
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a relay is told when it says that it lives."""
+
+    living: int
+    """Relays of its broker, this one included."""
+    place: int
+    """Its own among them, from 0."""
+    paused: list[str]
+    """Destinations to which nothing is published."""
+    destinations: Destinations
 
 
 class Leases:
@@ -31,12 +47,8 @@ class Leases:
         host: str,
         lease_seconds: float,
         broker: int = 0,
-    ) -> tuple[int, int, list[str]]:
-        """Say that this relay lives.
-
-        Returns how many of its broker do, its own place among them, from 0, and the destinations that are
-        paused. Raises ConfigurationError for a broker that nobody has added.
-        """
+    ) -> Beat:
+        """Say that this relay lives. Raises ConfigurationError for a broker that nobody has added."""
         row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds, broker)
         if row is None:
             raise RuntimeError("the heartbeat statement returned no row")
@@ -45,7 +57,12 @@ class Leases:
                 f"no broker has the number {broker} (TOWPATH_RELAY__BROKER_NUMBER): see towpath broker list, "
                 "or add one with towpath broker add NAME"
             )
-        return row["living"], row["before"], row["paused"]
+        found: dict[str, tuple[str, OnPoison]] = json.loads(row["destinations"])
+        destinations = Destinations(
+            {name: address for name, (address, _) in found.items()},
+            {name: policy for name, (_, policy) in found.items()},
+        )
+        return Beat(row["living"], row["before"], row["paused"], destinations)
 
     async def renew(
         self, connection: asyncpg.Connection[Any], relay: UUID, lease_seconds: float

@@ -6,6 +6,7 @@ connection of the relay's own to a primary, with the planner pinned.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import asyncpg
 
 from towpath.errors import SchemaMismatch, StoreUnavailable
+from towpath.store.scheduled import Outlook, outlook_of
 from towpath.store.snapshot import Snapshot
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
@@ -37,6 +39,8 @@ CREATED_AT: Final = 10
 OnPoison: TypeAlias = Literal["park", "park_key", "block"]
 """What waits when a message cannot be published: nothing, later messages of its key, its whole shard."""
 
+_NO_OUTLOOK: Final = "null::text as headers"
+"""In the poll's own row, where there is room for what `look` sees."""
 _KEY: Final = struct.Struct("!QQ")
 
 
@@ -63,6 +67,8 @@ class Poll:
     """In id order; of use only when not `is_truncated`."""
     is_truncated: bool
     """The window is larger than the row or byte limit: list its keys instead."""
+    outlook: Outlook | None
+    """When there is a delayed event to move, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class OutboxReader:
     def __init__(self, connection: asyncpg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
         self._connection = connection
         self._sql = load("relay", schema)
+        self._poll = {False: self._sql["poll"], True: poll_and_look(schema)}
 
     async def prepare(self) -> None:
         """Set up the connection: timestamps come as integers."""
@@ -154,15 +161,17 @@ class OutboxReader:
         *,
         row_limit: int,
         byte_limit: int,
+        looks_too: bool = False,
     ) -> Poll:
         """The rows of `shards` visible in the window's end and not in `base`.
 
         The end is `upto`, an earlier snapshot of the same server, or this statement's own snapshot.
-        Raises StoreUnavailable on a standby.
+        With `looks_too` the same statement looks for delayed events. Raises StoreUnavailable on a standby,
+        and what `outlook_of` does.
         """
         xmax, in_progress = base.bounds
         first, *rows = await self._connection.fetch(
-            self._sql["poll"],
+            self._poll[looks_too],
             xmax,
             shards,
             in_progress,
@@ -178,6 +187,7 @@ class OutboxReader:
             Server(first["type"], first["key"], first["content_type"]),
             rows,
             len(rows) > row_limit or not all(row["fits"] for row in rows),
+            outlook_of(json.loads(first["headers"] or "null")) if looks_too else None,
         )
 
     async def list_keys(
@@ -208,20 +218,18 @@ class OutboxReader:
         )
         return rows
 
-    async def destinations(self) -> Destinations:
-        """What is said about destinations."""
-        rows = await self._connection.fetch(self._sql["destinations"])
-        return Destinations(
-            {row["name"]: row["address"] for row in rows},
-            {row["name"]: row["on_poison"] for row in rows},
-        )
-
     async def installation(self) -> str:
         """The id of this installation, fixed when the schema was made."""
         value: str | None = await self._connection.fetchval(self._sql["installation"])
         if value is None:
             raise SchemaMismatch("towpath.meta has no installation_id: run towpath db upgrade")
         return value
+
+
+def poll_and_look(schema: str = DEFAULT_SCHEMA) -> str:
+    """The poll of a relay with nothing to do, which spares the mover of delayed events a statement."""
+    poll, look = load("relay", schema)["poll"], load("scheduled", schema)["look"]
+    return poll.replace(_NO_OUTLOOK, f"(select row_to_json(l)::text from (\n{look}\n) l) as headers")
 
 
 def _standby() -> StoreUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +36,24 @@ class Place(NamedTuple):
     id: int = 0
 
 
+def outlook_of(found: Mapping[str, Any] | None) -> Outlook:
+    """What the row of the statement `look` says.
+
+    Raises ConfigurationError when progress was written under another cluster's transaction ids:
+    this database was restored or copied, and going on could skip or repeat events.
+    """
+    if found is None:
+        raise SchemaMismatch("scheduled_progress has no row: it was edited by hand")
+    if not found["is_ours"]:
+        raise ConfigurationError(
+            "the progress of delayed events was written by another database cluster: this database was "
+            "restored or copied, and going on could skip events; no relay may run here before a "
+            "starting point is set: towpath outbox rebase --to journal --dry-run"
+        )
+    seconds = found["next_seconds"]
+    return Outlook(None if seconds is None else float(seconds), found["is_late"], found["is_behind"])
+
+
 class ScheduledStore:
     """The statements of one schema. Each method takes the connection to run on, in autocommit."""
 
@@ -42,21 +61,8 @@ class ScheduledStore:
         self.statements = load("scheduled", schema)
 
     async def look(self, connection: asyncpg.Connection[Any]) -> Outlook:
-        """What there is to move.
-
-        Raises ConfigurationError when progress was written under another cluster's transaction ids:
-        this database was restored or copied, and going on could skip or repeat events.
-        """
-        row = await connection.fetchrow(self.statements["look"])
-        if row is None:
-            raise SchemaMismatch("scheduled_progress has no row: it was edited by hand")
-        if not row["is_ours"]:
-            raise ConfigurationError(
-                "the progress of delayed events was written by another database cluster: this database was "
-                "restored or copied, and going on could skip events; no relay may run here before a "
-                "starting point is set: towpath outbox rebase --to journal --dry-run"
-            )
-        return Outlook(row["next_seconds"], row["is_late"], row["is_behind"])
+        """What there is to move. Raises what `outlook_of` does."""
+        return outlook_of(await connection.fetchrow(self.statements["look"]))
 
     async def move(self, connection: asyncpg.Connection[Any], limit: int) -> int | None:
         """Move due events: up to `limit`, and all that were committed after their due time.

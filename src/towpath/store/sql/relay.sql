@@ -8,7 +8,8 @@
 -- index behind a list of shards, and everything retained would be read. Branch two: rows of younger transactions.
 -- At most $5 rows, in no particular choice; of those past $6 bytes only the id, shard and xid are returned.
 -- The first row, id 0, is the statement's own: in `destination` the window's end, in `kind` this statement's snapshot,
--- in `type` the server's start time, in `key` its timeline (null on a standby), in `content_type` the backend.
+-- in `type` the server's start time, in `key` its timeline (null on a standby), in `content_type` the backend, and in
+-- `headers` nothing, or where the reader is idle what the statement `look` of scheduled.sql sees.
 with s as materialized (
   select coalesce($4::text::pg_snapshot, pg_current_snapshot()) as s2
 ), found as (
@@ -83,12 +84,6 @@ select pg_postmaster_start_time()::text as started_at,
        case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end as timeline,
        pg_backend_pid()::text as backend, pg_current_snapshot()::text as snapshot
 
--- name: destinations
--- Names that are not their own address at the broker, or have a policy of their own. Read about every renewal;
--- index: primary key.
-select d.name, d.address, d.on_poison from towpath.destination d
-where d.address <> d.name or d.on_poison <> 'park' order by d.name
-
 -- name: installation
 -- Who we are on the wire. Index: primary key.
 select m.value from towpath.meta m where m.name = 'installation_id'
@@ -154,8 +149,9 @@ update towpath.dead_letter set copy_error = $2 where id = $1
 
 -- name: beat_relay
 -- Say that relay $1 of broker $4 on host $2 lives, forget those long gone, and count the living of that broker, this
--- one included, and those of them that come before it; and where publishing is paused. $3 is the lease in seconds.
--- Locks its own row and dead ones.
+-- one included, and those of them that come before it; where publishing is paused; and by name the address and the
+-- policy of destinations that are not their own address at the broker, or whose policy is not `park`. $3 is the lease
+-- in seconds. Locks its own row and dead ones.
 with me as (
   insert into towpath.relay (id, host, broker) values ($1, $2, $4)
   on conflict (id) do update set seen_at = towpath.clock()
@@ -166,7 +162,9 @@ with me as (
 )
 select 1 + count(*) as living, count(*) filter (where r.id < $1) as before,
        exists (select from towpath.broker b where b.number = $4) as is_known,
-       array(select p.name from towpath.pause p where p.kind = 'publish' and p.resumed_at is null) as paused
+       array(select p.name from towpath.pause p where p.kind = 'publish' and p.resumed_at is null) as paused,
+       (select coalesce(json_object_agg(d.name, json_build_array(d.address, d.on_poison)), '{}')::text
+          from towpath.destination d where d.address <> d.name or d.on_poison <> 'park') as destinations
 from towpath.relay r
 where r.id <> $1 and r.broker = $4 and r.seen_at > towpath.clock() - make_interval(secs => $3)
 
