@@ -18,7 +18,7 @@ from towpath.states import TaskState
 
 OUTAGE_SECONDS: Final = 3.0
 _CLI: Final = Path(sys.executable).with_name("towpath")
-_CLI_SECONDS: Final = 60
+_CLI_SECONDS: Final = 240
 
 
 class CommandFailed(Exception):

@@ -23,6 +23,8 @@ OUTAGE: Final = "warehouse"
 FAULTY: Final = "archive"
 """The collection whose search answers with an error until somebody mends it."""
 LARGE_ORDER_COUNT: Final = 4
+EXHAUSTED_COUNT: Final = 4
+"""Of as many agents; of five, their breaker would open, and nobody would be given up any more."""
 _BRIEF: Final[Sequence[tuple[Step, ...]]] = (
     ("timeout",),
     ("error",),
@@ -96,7 +98,7 @@ def _scenes(count: int, special: Mapping[Scene, int]) -> list[Scene]:
 
 def _agent_steps() -> list[AgentStep]:
     """The same fates in each run: a fixed number of every scene, spread over the agents."""
-    scenes = _scenes(TASK_COUNT, {"outage": 12, "exhausted": 6, "rejected": 6, "brief": 36})
+    scenes = _scenes(TASK_COUNT, {"outage": 12, "exhausted": EXHAUSTED_COUNT, "rejected": 6, "brief": 36})
     kinds: tuple[Kind, ...] = ("model_call", "retrieval", "tool_call")
     forced: dict[Scene, Kind] = {"outage": "tool_call", "exhausted": "retrieval"}
     steps = []

@@ -46,9 +46,11 @@ async def _written(traces: Path, trace_id: str) -> bool:
 
 
 def _is_whole(trace: TraceTree) -> bool:
+    """Also where it came behind one of its key that waited, and so was started from the database."""
     steps = [node.step for node, _ in trace.walk()]
     return (
         trace.is_connected
-        and {"emit", "relay", "process", "retry"} <= set(steps)
+        and {"emit", "relay", "retry"} <= set(steps)
+        and not {"process", "promoted"}.isdisjoint(steps)
         and steps.count("replay") >= 2
     )

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from towpath.states import TaskState
 
-STALL_SECONDS: Final = 25.0
-"""Nothing moved for so long: what is missing will not come."""
-_START_SECONDS: Final = 90.0
+STALL_SECONDS: Final = 90.0
+"""Nothing moved for so long, longer than between two probes of a breaker: what is missing will not come."""
+_START_SECONDS: Final = 180.0
 """The same before anything moved at all: processes start slowly on a busy machine."""
 _REFRESH_SECONDS: Final = 0.25
 _LINE_SECONDS: Final = 2.0

@@ -19,10 +19,10 @@ from examples.demo import check, findings, promises
 from examples.demo.defects import DEFECTS
 from tests.docs.pages import blocks, matches
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 REPOSITORY: Final = Path(__file__).parents[2]
-DEADLINE_SECONDS: Final = 180
+DEADLINE_SECONDS: Final = 480
 FOUND_BY: Final[Mapping[str, str]] = {
     "lost_message": "every committed message reached its end",
     "lost_effect": "each effect is there exactly once",
@@ -84,7 +84,7 @@ class Demo:
 
     def survivors(self) -> list[psutil.Process]:
         """What it started and did not end."""
-        _, alive = psutil.wait_procs(self._family.values(), timeout=60)
+        _, alive = psutil.wait_procs(self._family.values(), timeout=120)
         return alive
 
     def kill(self) -> None:

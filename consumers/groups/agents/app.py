@@ -20,7 +20,7 @@ app = App(
     ordering="key",
     retry=RetryPolicy(attempts=5, max_age="1h", base="250ms", cap="2s"),
 )
-PATIENT = RetryPolicy(attempts=12, max_age="1h", base="250ms", cap="2s")
+PATIENT = RetryPolicy(attempts=40, max_age="1h", base="250ms", cap="2s")
 """For tools: they are somebody's machines and go away for a while now and then."""
 
 app.classify(ProviderRefused, Reject("provider_refused"))
