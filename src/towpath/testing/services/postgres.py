@@ -146,7 +146,7 @@ def run_client(program: str, *arguments: str) -> str:
     return run(
         [_package_directory() / "pginstall" / "bin" / program, *arguments],
         failure=f"{program} failed",
-        env={**_environment(), "PGCONNECT_TIMEOUT": "10"},
+        env={**_environment(), "PGCONNECT_TIMEOUT": "60"},
     )
 
 

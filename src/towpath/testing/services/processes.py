@@ -21,6 +21,8 @@ from towpath.testing.services.errors import ServiceFailed
 from towpath.testing.services.ports import ReservedPort
 
 _PREFIX = "towpath-run-"
+_ANSWER_SECONDS = 60.0
+"""For a supervisor, which may have to start first, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ class ProcessGroup:
         self._pending = b""
         self._log_starts: dict[str, int] = {}
 
-    def _ask(self, operation: str, *, timeout_seconds: float = 10.0, **fields: Any) -> dict[str, Any]:
+    def _ask(
+        self, operation: str, *, timeout_seconds: float = _ANSWER_SECONDS, **fields: Any
+    ) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -208,7 +212,11 @@ class ProcessGroup:
     def stop(self, name: str, signum: signal.Signals, grace_seconds: float) -> int:
         """Signals a process, kills what is left of its tree after the grace, returns the exit code."""
         reply = self._ask(
-            "stop", timeout_seconds=grace_seconds + 10, name=name, signal=signum, grace_seconds=grace_seconds
+            "stop",
+            timeout_seconds=grace_seconds + _ANSWER_SECONDS,
+            name=name,
+            signal=signum,
+            grace_seconds=grace_seconds,
         )
         code: int = reply["code"]
         return code
@@ -231,7 +239,7 @@ class ProcessGroup:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        self._process.wait(60)
+        self._process.wait(120)
 
 
 class Server:
@@ -241,7 +249,7 @@ class Server:
     """
 
     name: str
-    ready_timeout_seconds = 60.0
+    ready_timeout_seconds = 180.0
 
     def __init__(self) -> None:
         self._group: ProcessGroup | None = None

@@ -105,7 +105,7 @@ class RabbitServer(Server):
         )
         (directory / "enabled_plugins").write_text("[].\n")
         self.group.spawn(Command(_EPMD, [_EPMD], self._environment))
-        self.group.wait_until(_EPMD, self._is_epmd_ready, 10)
+        self.group.wait_until(_EPMD, self._is_epmd_ready, self.ready_timeout_seconds)
 
     def _is_epmd_ready(self) -> bool:
         with socket.socket() as probe:
@@ -115,7 +115,7 @@ class RabbitServer(Server):
         self._pid = self.group.spawn(Command(self.name, [_SCRIPTS / "rabbitmq-server"], self._environment))
         self.group.wait_until(self.name, lambda: answers_amqp(self.port), self.ready_timeout_seconds)
 
-    def ctl(self, *arguments: str, timeout_seconds: float = 30.0) -> str:
+    def ctl(self, *arguments: str, timeout_seconds: float = 120.0) -> str:
         """Runs rabbitmqctl against this node and returns what it printed."""
         return run(
             [_SCRIPTS / "rabbitmqctl", "--quiet", *arguments],
