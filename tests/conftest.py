@@ -3,10 +3,12 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A deadline for one example measures the machine, not the code.
-settings.register_profile("towpath", settings.default, deadline=None)
+# A deadline for one example, or for some, measures the machine, not the code.
+settings.register_profile(
+    "towpath", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("towpath")
 
 pytest_plugins = [

@@ -109,7 +109,7 @@ class KafkaWire:
                 position = self._read.get(partition, 0)
                 consumer.seek(partition, position)
                 while position < end:
-                    record = await asyncio.wait_for(consumer.getone(partition), 30)
+                    record = await asyncio.wait_for(consumer.getone(partition), 60)
                     position = record.offset + 1
                     found.append(WireMessage(address, record.key, tuple(record.headers), record.value))
                 self._read[partition] = position
@@ -181,7 +181,7 @@ class RabbitWire:
             channel = await connection.channel()
             queue = await channel.get_queue(queue_name)
             found: list[WireMessage] = []
-            while (message := await queue.get(fail=False, no_ack=True)) is not None:
+            while (message := await queue.get(fail=False, no_ack=True, timeout=60)) is not None:
                 headers = tuple((name, _bytes(value)) for name, value in message.headers.items())
                 found.append(WireMessage(address, None, headers, message.body, message.routing_key or ""))
             return found

@@ -7,14 +7,14 @@ from typing import Final
 import pytest
 
 from tests.acceptance.ledger import Intention, Ledger, judge
-from tests.acceptance.world import World
+from tests.acceptance.world import QUICK, World
 
 PRODUCERS: Final = 8
 DEADLINE_SECONDS: Final = 420
 QUIET: Final = {"TOWPATH_TELEMETRY__LOG_LEVEL": "WARNING"}
 """Hundreds of retries are meant."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -69,6 +69,7 @@ async def test_every_committed_message_is_done_once_and_in_order(world: World, m
 async def test_killed_processes_change_nothing_of_it(world: World, message_count: int) -> None:
     """A6, R4, C6, C10: SIGKILL of the relay and of a consumer in the middle, both started again."""
     message_count //= 2
+    world.timing = QUICK
     world.relay()
     world.consumer("consumer-1", **QUIET)
     world.consumer("consumer-2", **QUIET)

@@ -10,7 +10,7 @@ from tests.acceptance.world import World
 from tests.upgrades import know
 from towpath.store import migrate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("wire", ["rabbitmq"], indirect=True)
@@ -36,10 +36,10 @@ async def test_an_upgrade_under_load_loses_doubles_and_reorders_nothing(
     world.relay("relay-after")
     world.consumer("consumer-after")
     for name in ("producer", "producer-after"):
-        await world.finished(name, seconds=150)
+        await world.finished(name)
     assert (world.stop("relay-before"), world.stop("consumer-before")) == (0, 0)
     committed = sum(each.is_committed for each in Ledger(ledger))
-    await world.until_state("SUCCEEDED", committed, seconds=150)
+    await world.until_state("SUCCEEDED", committed)
     await world.until_sent()
 
     verdict = await judge(world.db, world.group, Ledger(ledger))

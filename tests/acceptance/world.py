@@ -26,19 +26,29 @@ BUSINESS_SCHEMA: Final = Path(__file__).parent / "apps" / "schema.sql"
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 25
 
-# A dead process is missed within seconds, and a busy machine is not yet taken for a dead process.
-QUICK: Final[Mapping[str, str]] = {
-    "TOWPATH_RELAY__LEASE": "8s",
+CALM_RELAY: Final = {"TOWPATH_RELAY__LEASE": "90s", "TOWPATH_RELAY__PUBLISH_DEADLINE": "60s"}
+CALM: Final[Mapping[str, str]] = {
+    **CALM_RELAY,
     "TOWPATH_RELAY__RENEW_EVERY": "1s",
-    "TOWPATH_RELAY__PUBLISH_DEADLINE": "5s",
-    "TOWPATH_WORKER__LEASE": "8s",
+    "TOWPATH_WORKER__LEASE": "90s",
     "TOWPATH_WORKER__BEAT_EVERY": "1s",
     "TOWPATH_WORKER__REAP_EVERY": "1s",
 }
+"""A machine that stands still makes nobody give up a publish, and repeat it, or lose a lease."""
+QUICK: Final[Mapping[str, str]] = {
+    **CALM,
+    "TOWPATH_RELAY__LEASE": "8s",
+    "TOWPATH_RELAY__PUBLISH_DEADLINE": "5s",
+    "TOWPATH_WORKER__LEASE": "8s",
+}
+"""A dead process is missed within seconds; so may be a living one on a busy machine."""
 
 
 class World:
     """Starts, kills and watches the processes of one consumer group and its relay."""
+
+    timing: Mapping[str, str] = CALM
+    """How long leases last: where processes die and others take over, QUICK."""
 
     def __init__(
         self,
@@ -80,7 +90,7 @@ class World:
             "TOWPATH_BROKER_URL": self.broker.url,
             "TOWPATH_BROKER_OPTIONS": json.dumps(self.broker.options),
             "TOWPATH_TEST_GROUP": self.group,
-            **QUICK,
+            **self.timing,
         }
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
@@ -115,7 +125,7 @@ class World:
         """Let a frozen process go on where it stood."""
         self._processes.send_signal(name, signal.SIGCONT)
 
-    def stop(self, name: str, *, grace_seconds: float = 40) -> int:
+    def stop(self, name: str, *, grace_seconds: float = 90) -> int:
         """SIGTERM; the exit code."""
         code = self._processes.stop(name, signal.SIGTERM, grace_seconds)
         del self._expected[name]
@@ -125,7 +135,7 @@ class World:
         """The process will die by SIGKILL on its own, or has done so."""
         self._expected[name] = -signal.SIGKILL
 
-    async def died(self, name: str, *, seconds: float = 60) -> None:
+    async def died(self, name: str, *, seconds: float = 150) -> None:
         """Wait until a process has died by SIGKILL."""
         self.expect_death(name)
 
@@ -135,7 +145,7 @@ class World:
         await self.until(f"{name} has died", is_dead, seconds=seconds)
         del self._expected[name]
 
-    async def finished(self, name: str, *, seconds: float = 60) -> None:
+    async def finished(self, name: str, *, seconds: float = 150) -> None:
         """Wait until a process that `begin` started has ended."""
 
         async def has_ended() -> bool:
@@ -144,7 +154,7 @@ class World:
         await self.until(f"{name} has finished", has_ended, seconds=seconds)
         del self._expected[name]
 
-    async def run(self, name: str, *argv: str, seconds: float = 60, **environment: str) -> str:
+    async def run(self, name: str, *argv: str, seconds: float = 150, **environment: str) -> str:
         """Run a process to its end, expect exit code 0, return what it printed."""
         self.begin(name, *argv, **environment)
         await self.finished(name, seconds=seconds)
@@ -166,7 +176,7 @@ class World:
         what: str,
         ask: Callable[[], Awaitable[bool]],
         *,
-        seconds: float = 60,
+        seconds: float = 150,
         every: float = _POLL_SECONDS,
     ) -> None:
         """Poll until it is so. Fails at the deadline, or when a process is gone; logs are in the report."""
@@ -178,7 +188,12 @@ class World:
             await asyncio.sleep(every)
 
     async def until_counted(
-        self, expected: int, query: str, *arguments: object, seconds: float = 60, every: float = _POLL_SECONDS
+        self,
+        expected: int,
+        query: str,
+        *arguments: object,
+        seconds: float = 150,
+        every: float = _POLL_SECONDS,
     ) -> None:
         """Poll until a counting query returns at least this."""
 
@@ -187,7 +202,7 @@ class World:
 
         await self.until(f"{expected} of: {query}", is_reached, seconds=seconds, every=every)
 
-    async def until_state(self, state: str, count: int = 1, *, seconds: float = 60) -> None:
+    async def until_state(self, state: str, count: int = 1, *, seconds: float = 150) -> None:
         """Poll until that many tasks of the group are in a state."""
         query = "select count(*) from towpath.task where consumer_group = $1 and state = $2"
         await self.until_counted(count, query, self.group, state, seconds=seconds)
@@ -234,13 +249,13 @@ async def world_of(
     """A world with its topology and business tables; nothing runs yet, and nothing is left behind."""
     processes = ProcessGroup("acceptance")
     try:
-        db = await asyncpg.connect(database_url, timeout=30, command_timeout=60)
+        db = await asyncpg.connect(database_url, timeout=60, command_timeout=120)
         try:
             await db.execute(BUSINESS_SCHEMA.read_text())
             group = await _new_group(broker)
             yield make(group, database_url, broker, db, processes, directory)
         finally:
-            await db.close(timeout=10)
+            await db.close(timeout=60)
     finally:
         processes.close()
 

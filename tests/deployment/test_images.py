@@ -75,7 +75,7 @@ def test_an_image_starts_is_healthy_and_drains(
     )
     with container.started(tmp_path / "log", *(arguments or image.command)) as process:
         process.leave_an_orphan()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while (healthy := container.run(*image.health_check)).returncode and time.monotonic() < deadline:
             time.sleep(0.2)
         assert healthy.returncode == 0, healthy.stderr + process.log
@@ -152,7 +152,7 @@ def test_a_command_that_is_process_1_is_interrupted_by_a_signal(
         psycopg.connect(migrated_url, autocommit=True) as db,
         container.started(tmp_path / "log", *replay, "--rate", "1") as process,
     ):
-        process.until("a first one", lambda: db.execute("select from towpath.audit").rowcount == 1)
+        process.until("a first one", lambda: db.execute("select from towpath.audit").rowcount >= 1)
         process.signal(signal.SIGTERM)
         assert process.exit_code() == 130, process.log
     rest = container.run(*replay)

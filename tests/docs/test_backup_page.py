@@ -73,11 +73,11 @@ def reader(
 
 @asynccontextmanager
 async def session(url: str) -> AsyncIterator[Db]:
-    connection = await asyncpg.connect(url, timeout=30)
+    connection = await asyncpg.connect(url, timeout=60)
     try:
         yield connection
     finally:
-        await connection.close(timeout=10)
+        await connection.close(timeout=60)
 
 
 async def order(db: Db, *names: str) -> None:

@@ -108,7 +108,7 @@ async def test_the_sql_runs(db: Any, page: dict[str, Any]) -> None:
     emitting, granting = [block.text for block in blocks(PAGE) if block.language == "sql"]
     prefix = f"t{uuid4().hex[:10]}"
     await db.execute(emitting)
-    async with asyncio.timeout(30), db.transaction():
+    async with asyncio.timeout(120), db.transaction():
         await db.execute(f"create role {prefix}_producer; create role {prefix}_shop")
         await db.execute(
             granting.replace("towpath_producer", f"{prefix}_producer").replace("shop", f"{prefix}_shop")

@@ -41,7 +41,7 @@ def modules(
         sys.modules.pop(name, None)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_what_the_first_example_writes_the_second_books_once(
     modules: tuple[ModuleType, ModuleType], migrated_url: str, db: "asyncpg.Connection[Any]"
 ) -> None:
@@ -59,7 +59,7 @@ async def test_what_the_first_example_writes_the_second_books_once(
         try:
             await meters.record("M1", 1200)
             await meters.record("M2", -3)
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(180):
                 while await db.fetchval("select count(finished_at) from towpath.task") < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         finally:

@@ -9,7 +9,7 @@ from tests.docs.pages import REPOSITORY, blocks
 
 @pytest.mark.services
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_what_a_quick_run_strikes_breaks_no_promise() -> None:
     """P1, R4, C6, C10, D1, D3: hot keys, rollbacks, poison, retries and replays while it runs."""
     [block] = [block for block in blocks("docs/reliability.md") if block.language == "sh"]

@@ -66,7 +66,7 @@ class Pair:
 
     async def begin(self) -> None:
         if len(self.writers) < 4:
-            connection = await asyncpg.connect(self.url, timeout=30)
+            connection = await asyncpg.connect(self.url, timeout=60)
             transaction = connection.transaction()
             await transaction.start()
             self.writers.append((connection, transaction, self.schema.begin()))
@@ -96,7 +96,7 @@ class Pair:
         else:
             await transaction.rollback()
             self.schema.rollback(x)
-        await connection.close(timeout=10)
+        await connection.close(timeout=60)
 
     def _window(self) -> tuple[tuple[Snapshot, Snapshot], tuple[Snapshot, Snapshot]]:
         first, last = sorted((self.rnd.randrange(len(self.cuts)), self.rnd.randrange(len(self.cuts))))
@@ -281,5 +281,5 @@ async def test_the_model_answers_as_postgres_does(
             await pair.step()
     finally:
         for connection, _, _ in pair.writers:
-            await connection.close(timeout=10)
+            await connection.close(timeout=60)
     assert pair.rows, "nothing was ever read"

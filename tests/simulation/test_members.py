@@ -60,7 +60,7 @@ def test_one_seed_is_one_history_in_every_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=100,
+            timeout=140,
         ).stdout
         for seed in ("1", "2")
     ]
