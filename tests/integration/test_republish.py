@@ -184,7 +184,7 @@ async def test_headers_that_postgres_cannot_show_are_in_nobodys_way(db: Db, migr
 async def test_filters_limit_and_rate_are_kept_and_a_dry_run_changes_nothing(
     db: Db, towpath: Run, migrated_url: str
 ) -> None:
-    """D3, O1: with --max the same command goes on where it ended."""
+    """D3, O1: with --max it says how many more there are, and the same command goes on where it ended."""
     for number in range(6):
         await emit(db, f"k{number % 2}", b"%d" % number)
         await emit(db, "k0", b"other", destination="views")
@@ -197,11 +197,15 @@ async def test_filters_limit_and_rate_are_kept_and_a_dry_run_changes_nothing(
     assert await db.fetchval("select count(*) from towpath.outbox") == 12
     assert await db.fetchval("select count(*) from towpath.audit") == 0
 
+    ran = await tell(towpath, *wanted, "--dry-run", "--max", "2")
+    assert "to send again: 2," in ran.out
+    assert "left out: 1 beyond --max 2" in ran.out
     absolute = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     command = (*wanted[:2], "--since", absolute, *wanted[4:], "--yes", "--max", "2")
     first = await ask(towpath, *command)
     second = await ask(towpath, *command)
     assert (first["done"], first["is_complete"], second["done"], second["is_complete"]) == (2, False, 1, True)
+    assert (first["beyond_limit"], second["beyond_limit"]) == (1, 0)
     copies = await db.fetch(
         "select payload from towpath.outbox where headers #>> '{0,0}' = 'towpath-republished' order by id"
     )

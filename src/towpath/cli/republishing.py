@@ -104,6 +104,8 @@ def _preview(plan: Plan) -> None:
             f"{cell(plan.oldest)} to {cell(plan.newest)} (--since {plan.wanted.since.isoformat()})"
         )
         table(_counts(plan), ("destination", "type", "count"), empty="")
+    if plan.beyond_limit_count:
+        print(f"left out: {plan.beyond_limit_count} beyond --max {plan.limit}")
 
 
 def _report(request: Request, plan: Plan, audit_id: int | None, done: republish.Progress | None) -> None:
@@ -115,6 +117,7 @@ def _report(request: Request, plan: Plan, audit_id: int | None, done: republish.
                 "until": plan.until,
                 "continued_audit_id": plan.audit_id,
                 "planned": plan.count,
+                "beyond_limit": plan.beyond_limit_count,
                 "done": done.done - plan.before.done if done else 0,
                 "gone": done.gone - plan.before.gone if done else 0,
                 "is_complete": done.is_complete if done else False,

@@ -82,6 +82,8 @@ class Plan:
     limit: int | None
     counts: Counter[tuple[str, str]]
     """By destination and type."""
+    beyond_limit_count: int = 0
+    """Left out because the limit was reached before them."""
     sample_ids: list[UUID] = field(default_factory=list)
     """The first message ids."""
     oldest: datetime | None = None
@@ -121,6 +123,9 @@ async def make_plan(
             times = [row["created_at"] for row in rows]
             plan.oldest = min(times) if plan.oldest is None else min(plan.oldest, *times)
             plan.newest = max(times) if plan.newest is None else max(plan.newest, *times)
+        if limit is not None and plan.count >= limit:
+            meant = await store.count(connection, plan.criteria(), after_id=before.last_id)
+            plan.beyond_limit_count = max(0, meant - plan.count)
     return plan
 
 

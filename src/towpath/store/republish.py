@@ -14,6 +14,8 @@ from towpath.store.statements import DEFAULT_SCHEMA, load
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
 _LISTING_SECONDS: Final = 3600.0
+_READ_ALL: Final = "set local enable_seqscan = on; set local enable_hashjoin = on"
+"""What is meant is looked for in everything that is retained, which takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,7 @@ class Republishing:
         `criteria` are since, until, destinations, types, keys and message ids.
         """
         async with connection.transaction():
-            # It reads everything that is retained, and takes its time.
-            await connection.execute("set local enable_seqscan = on; set local enable_hashjoin = on")
+            await connection.execute(_READ_ALL)
             await connection.execute(
                 f"declare towpath_again no scroll cursor with hold for {self._sql['candidates']}",
                 *criteria,
@@ -80,6 +81,19 @@ class Republishing:
         finally:
             if not connection.is_closed():
                 await connection.execute("close towpath_again")
+
+    async def count(self, connection: Connection, criteria: Sequence[object], *, after_id: int) -> int:
+        """How many `candidates` without a limit would find."""
+        async with connection.transaction():
+            await connection.execute(_READ_ALL)
+            count: int = await connection.fetchval(
+                f"select count(*) from (\n{self._sql['candidates']}\n) c",
+                *criteria,
+                after_id,
+                None,
+                timeout=_LISTING_SECONDS,
+            )
+        return count
 
     async def send_again(self, connection: Connection, rows: Sequence[asyncpg.Record], audit_id: int) -> int:
         """Append rows to the outbox once more, in the caller's transaction; returns how many it still had."""
