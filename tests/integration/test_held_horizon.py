@@ -16,6 +16,7 @@ from towpath.store.statements import load
 POLL = load("relay")["poll"]
 RENEW = load("relay")["renew_leases"]
 APPEND = load("relay")["append_progress"]
+BACKLOG = load("status")["backlog"]
 RENEWALS = 720
 """Of an hour."""
 SHARDS = list(range(16))
@@ -87,7 +88,7 @@ async def test_a_poll_reads_as_few_pages_after_an_hours_work_under_a_held_horizo
 async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_under_a_held_horizon(
     db: Any, migrated_url: str
 ) -> None:
-    """R3: neither a renewal nor the fence of a journal row steps over the dead rows of those before."""
+    """R3: renewals, the fence of a journal row and the look at the backlog step over no dead lease."""
     relay_id, leases = UUID(int=1), Leases()
     epochs = await leases.take(
         db, relay_id, lease_seconds=3600, margin_seconds=0, count=len(SHARDS), shards=range(16)
@@ -110,11 +111,15 @@ async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_und
             assert await db.fetchval("select count(*) from towpath.journal") == before + 5
             return min(pages for pages, _ in found)
 
-        before = await renewal(), await journal_row()
+        async def backlog() -> int:
+            return min([(await pages_of(relay, BACKLOG, 0, 15))[0] for _ in range(5)])
+
+        before = await renewal(), await journal_row(), await backlog()
         async with held_horizon(migrated_url):
             for _ in range(RENEWALS):
                 assert await leases.renew(relay, relay_id, 3600) == epochs
-            after = await renewal(), await journal_row()
+            after = await renewal(), await journal_row(), await backlog()
     # An hour's index has a level more, which each way into it descends.
     assert after[0] <= before[0] + 4 * 16
     assert after[1] <= before[1] + 2 * 16
+    assert after[2] <= before[2] + 2 * 16

@@ -10,11 +10,16 @@ select r.id, r.host, r.started_at, r.seen_at, extract(epoch from towpath.clock()
 
 -- name: backlog
 -- Of shards $1 to $2: how many nobody holds, seconds since the oldest row was written that the journal does not call
--- sent; and the statement's own snapshot. Reads the journal, which is trimmed; index: outbox_window.
+-- sent; and the statement's own snapshot. Reads the journal, which is trimmed, and leases from the newest entry of each
+-- shard, as renewals do; indexes: outbox_window, primary key of leases.
 select count(*) filter (where l.relay is null or l.lease_until <= towpath.clock()) as unowned,
        coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
        pg_snapshot_xmin(pg_current_snapshot())::text as xmin, pg_snapshot_xmax(pg_current_snapshot())::text as xmax
-  from towpath.shard_lease l
+  from generate_series($1::integer, $2::integer) n(shard)
+  cross join lateral (
+    select l.shard, l.relay, l.lease_until from towpath.shard_lease l where l.shard = n.shard
+    order by l.epoch desc, l.lease_until desc limit 1
+  ) l
   left join towpath.shard_progress p on p.shard = l.shard
   cross join lateral (
     select min(w.created_at) as oldest from (
@@ -28,7 +33,6 @@ select count(*) filter (where l.relay is null or l.lease_until <= towpath.clock(
         order by o.xid, o.id limit 1)
     ) w
   ) b
- where l.shard between $1 and $2
 
 -- name: oldest_transaction
 -- What has been open longest and keeps others from cleaning up, as far as this role may see.
