@@ -92,8 +92,8 @@ async def test_a_group_is_paused_by_type_and_resumed_as_a_whole(db: Db, towpath:
 async def test_the_status_of_relays_says_who_lives_and_what_has_no_owner(db: Db, towpath: Run) -> None:
     """R15: also of one that beat long ago."""
     await db.execute(
-        "insert into towpath.relay (id, host, seen_at) values"
-        " ($1, 'alpha', now()), ($2, 'beta', now() - interval '5 minutes')",
+        "insert into towpath.relay (id, host, version, seen_at) values"
+        " ($1, 'alpha', '0.2', now()), ($2, 'beta', '0.1', now() - interval '5 minutes')",
         UUID(int=1),
         UUID(int=2),
     )
@@ -107,6 +107,7 @@ async def test_the_status_of_relays_says_who_lives_and_what_has_no_owner(db: Db,
     alpha, beta = sorted(report["relays"], key=lambda row: str(row["host"]))
     assert (alpha["is_alive"], alpha["shards"], alpha["wakeup"]) == (True, [0, 1, 2, 3], "poll")
     assert (beta["is_alive"], beta["shards"]) == (False, [])
+    assert (alpha["version"], beta["version"]) == ("0.2", "0.1")
     assert (report["pending"], report["unowned_count"], len(report["shards"])) == (1, 12, 16)
     await db.execute("select setval('towpath.relays_asleep_until', 33000000000)")
     report = await ask(towpath, "relay", "status")
@@ -121,8 +122,9 @@ async def test_the_status_of_groups_counts_members_and_work(db: Db, towpath: Run
     assert await ask(towpath, "worker", "status") == []
     await bury(db, ["a", "b"])
     await db.execute(
-        "insert into towpath.worker (id, consumer_group, host, lease_until) values"
-        " ($1, 'billing', 'h1', now() + interval '1 hour'), ($2, 'billing', 'h2', now() - interval '1 hour')",
+        "insert into towpath.worker (id, consumer_group, host, version, lease_until) values"
+        " ($1, 'billing', 'h1', '0.2', now() + interval '1 hour'),"
+        " ($2, 'billing', 'h2', '0.1', now() - interval '1 hour')",
         UUID(int=1),
         UUID(int=2),
     )
@@ -133,13 +135,14 @@ async def test_the_status_of_groups_counts_members_and_work(db: Db, towpath: Run
     )
     [row] = await ask(towpath, "worker", "status")
     assert (row["consumer_group"], row["alive"], row["running"], row["dead_letters"]) == ("billing", 1, 1, 2)
-    assert [(each["host"], each["is_alive"], each["running"]) for each in row["workers"]] == [
-        ("h1", True, 1),
-        ("h2", False, 0),
+    columns = ("host", "version", "is_alive", "running")
+    assert [tuple(each[name] for name in columns) for each in row["workers"]] == [
+        ("h1", "0.2", True, 1),
+        ("h2", "0.1", False, 0),
     ]
     assert row["oldest_running_seconds"] > 86_000
     ran = await tell(towpath, "worker", "status")
-    assert ("h1" in ran.out, "2d" in ran.out) == (True, True)
+    assert all(word in ran.out for word in ("h1", "0.2", "2d"))
 
 
 async def test_one_message_is_found_wherever_it_is(db: Db, towpath: Run) -> None:

@@ -13,7 +13,9 @@ from towpath.store.snapshot import Snapshot
 class LeasedSchema(Schema):
     """With who may publish what, and how far it is."""
 
-    def beat_relay(self, x: Transaction, relay: UUID, host: str, lease: float, broker: int) -> list[Record]:
+    def beat_relay(
+        self, x: Transaction, relay: UUID, host: str, lease: float, broker: int, version: str
+    ) -> list[Record]:
         self.xid(x)
         x.put(self.relays, relay, self.clock())
         others = [each for each, seen in self.relays.items() if each != relay and seen > self.clock() - lease]

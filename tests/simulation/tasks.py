@@ -192,7 +192,14 @@ class WorkSchema(Postgres):
     # Workers
 
     def register_worker(
-        self, x: Transaction, worker: UUID, group: str, host: str, lease: float, types: list[str]
+        self,
+        x: Transaction,
+        worker: UUID,
+        group: str,
+        host: str,
+        lease: float,
+        types: list[str],
+        version: str,
     ) -> list[Record]:
         self._set_lease(x, worker, self.clock() + lease)
         return []

@@ -18,7 +18,7 @@ _COLUMNS: Final = (
     "group", "alive", "accepted", "running", "oldest_running", "waiting", "due", "oldest_due", "parked",
     "unknown", "dead_letters",
 )  # fmt: skip
-_MEMBERS: Final = ("group", "worker", "host", "started_at", "lease_until", "is_alive", "running")
+_MEMBERS: Final = ("group", "worker", "host", "version", "started_at", "lease_until", "is_alive", "running")
 
 
 def status(group: Groups = None, json: Json = False) -> None:

@@ -14,7 +14,7 @@ from towpath.store.statements import load
 
 app = typer.Typer(name="relay", help="Publish the outbox to the broker.", no_args_is_help=True)
 
-_COLUMNS = ("id", "host", "started_at", "seen", "is_alive", "shards", "wakeup")
+_COLUMNS = ("id", "host", "version", "started_at", "seen", "is_alive", "shards", "wakeup")
 
 
 @app.command()

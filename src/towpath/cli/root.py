@@ -102,9 +102,9 @@ def version() -> None:
 
     towpath version
     """
-    from importlib.metadata import version as installed  # noqa: PLC0415  not needed otherwise
+    from towpath.store.installed import library_version  # noqa: PLC0415  not needed otherwise
 
-    print(installed("towpath"))
+    print(library_version())
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import asyncpg
@@ -27,6 +28,14 @@ FACTS: Final = """
 """
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any] | asyncpg.Pool[Any]"
+
+
+@cache
+def library_version() -> str:
+    """The version of this library."""
+    from importlib.metadata import version  # noqa: PLC0415  takes a while, and producers never ask
+
+    return version("towpath")
 
 
 def mismatch(schema: str, *, version: int, compatible_from: int, shards: int) -> str | None:

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from towpath.errors import ConfigurationError
-from towpath.store.installed import ensure_installed
+from towpath.store.installed import ensure_installed, library_version
 from towpath.store.outbox import Destinations, OnPoison
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
@@ -49,7 +49,9 @@ class Leases:
         broker: int = 0,
     ) -> Beat:
         """Say that this relay lives. Raises ConfigurationError for a broker that nobody has added."""
-        row = await connection.fetchrow(self._sql["beat_relay"], relay, host, lease_seconds, broker)
+        row = await connection.fetchrow(
+            self._sql["beat_relay"], relay, host, lease_seconds, broker, library_version()
+        )
         if row is None:
             raise RuntimeError("the heartbeat statement returned no row")
         if not row["is_known"]:

@@ -10,7 +10,7 @@ import msgspec
 from towpath.errors import LeaseLost
 from towpath.store.database import Database, store_errors
 from towpath.store.groups import GroupStore, Terms
-from towpath.store.installed import ensure_installed
+from towpath.store.installed import ensure_installed, library_version
 from towpath.store.statements import load
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -44,6 +44,7 @@ class WorkerStore:
                 socket.gethostname(),
                 self._lease_seconds,
                 list(self._terms.types),
+                library_version(),
             )
 
     async def others(self) -> Sequence[tuple[str, list[str]]]:

@@ -148,12 +148,12 @@ on conflict (consumer_group, message_id) do update
 update towpath.dead_letter set copy_error = $2 where id = $1
 
 -- name: beat_relay
--- Say that relay $1 of broker $4 on host $2 lives, forget those long gone, and count the living of that broker, this
--- one included, and those of them that come before it; where publishing is paused; and by name the address and the
--- policy of destinations that are not their own address at the broker, or whose policy is not `park`. $3 is the lease
--- in seconds. Locks its own row and dead ones.
+-- Say that relay $1 of broker $4 and version $5 on host $2 lives, forget those long gone, and count the living of that
+-- broker, this one included, and those of them that come before it; where publishing is paused; and by name the address
+-- and the policy of destinations that are not their own address at the broker, or whose policy is not `park`. $3 is the
+-- lease in seconds. Locks its own row and dead ones.
 with me as (
-  insert into towpath.relay (id, host, broker) values ($1, $2, $4)
+  insert into towpath.relay (id, host, broker, version) values ($1, $2, $4, $5)
   on conflict (id) do update set seen_at = towpath.clock()
 ), gone as (
   delete from towpath.relay where id = any(array(

@@ -2,7 +2,7 @@
 
 -- name: relays
 -- Relays that beat of late, with the shards each holds and whether idle ones are notified. Index: primary keys.
-select r.id, r.host, r.started_at, r.seen_at, extract(epoch from towpath.clock() - r.seen_at)::float8 as seen_ago_seconds,
+select r.id, r.host, r.version, r.started_at, r.seen_at, extract(epoch from towpath.clock() - r.seen_at)::float8 as seen_ago_seconds,
        array(select l.shard from towpath.shard_lease l where l.relay = r.id and l.lease_until > towpath.clock()
              order by l.shard) as shards,
        (select s.last_value from towpath.relays_asleep_until s) > extract(epoch from towpath.clock()) as is_notified
@@ -61,7 +61,7 @@ select n.name from (select g.name from g where g.name is not null
 
 -- name: workers
 -- Members of groups $1 with what each runs. Index: task_running.
-select w.consumer_group, w.id, w.host, w.started_at, w.lease_until, w.lease_until > towpath.clock() as is_alive,
+select w.consumer_group, w.id, w.host, w.version, w.started_at, w.lease_until, w.lease_until > towpath.clock() as is_alive,
        (select count(*) from towpath.task t where t.worker = w.id and t.state = 'RUNNING') as running
   from towpath.worker w where w.consumer_group = any($1::text[]) order by w.consumer_group, w.started_at, w.id
 

@@ -438,8 +438,8 @@ insert into towpath.outbox (shard, message_id, kind, destination, type, key, con
 values (towpath.shard($1, $2, $3), $3, 'copy', $1, $4, $2, $5, $6::text::json, $7)
 
 -- name: register_worker
-insert into towpath.worker (id, consumer_group, host, lease_until, types)
-values ($1, $2, $3, towpath.clock() + make_interval(secs => $4), $5)
+insert into towpath.worker (id, consumer_group, host, lease_until, types, version)
+values ($1, $2, $3, towpath.clock() + make_interval(secs => $4), $5, $6)
 
 -- name: beat
 -- Renew a living worker; a lapsed one cannot revive. Index: primary key.

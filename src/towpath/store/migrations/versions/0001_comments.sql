@@ -74,6 +74,7 @@ comment on table towpath.relay is 'Relay processes seen recently.';
 comment on column towpath.relay.id is 'Identity of one process run.';
 comment on column towpath.relay.broker is 'Number of the broker it publishes to: the shards of a broker are shared among its relays.';
 comment on column towpath.relay.host is 'Host name and process id, for people.';
+comment on column towpath.relay.version is 'Version of towpath that it runs.';
 comment on column towpath.relay.started_at is 'When the process registered.';
 comment on column towpath.relay.seen_at is 'Last heartbeat; relays not seen for a lease time do not count for the fair share.';
 
@@ -140,6 +141,7 @@ comment on table towpath.worker is 'Leases of consumer processes; a task belongs
 comment on column towpath.worker.id is 'Identity of one process run; a process whose lease lapsed starts again under a new one.';
 comment on column towpath.worker.consumer_group is 'The group it works for.';
 comment on column towpath.worker.host is 'Host name and process id, for people.';
+comment on column towpath.worker.version is 'Version of towpath that it runs.';
 comment on column towpath.worker.types is 'Message types it has handlers for, sorted.';
 comment on column towpath.worker.started_at is 'When it registered.';
 comment on column towpath.worker.lease_until is 'Alive until here, by the database clock; renewed by every heartbeat.';

@@ -138,6 +138,7 @@ create table towpath.relay (
   id         uuid primary key,
   broker     smallint not null default 0,
   host       text not null,
+  version    text not null default '',
   started_at timestamptz not null default towpath.clock(),
   seen_at    timestamptz not null default towpath.clock()
 );
@@ -257,6 +258,7 @@ create table towpath.worker (
   id             uuid primary key,
   consumer_group text not null,
   host           text not null,
+  version        text not null default '',
   types          text[] not null default '{}',
   started_at     timestamptz not null default towpath.clock(),
   lease_until    timestamptz not null
