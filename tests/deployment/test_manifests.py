@@ -21,6 +21,7 @@ from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_
 from towpath.consumer.service import load_app
 from towpath.settings import load, variables
 from towpath.settings.model import RelaySettings, WorkerSettings
+from towpath.store.installed import library_version
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
@@ -164,6 +165,7 @@ def test_a_kustomization_lists_every_manifest(directory: Path) -> None:
     listed = {*given["resources"], *(each["path"] for each in given.get("patches", ()))}
     there = {path.name for path in directory.glob("*.yaml")} - {"kustomization.yaml"}
     assert listed - {".."} == there
+    assert {each["newTag"] for each in given.get("images", ())} <= {library_version()}
 
 
 def _of(kind: str) -> dict[str, dict[str, Any]]:
