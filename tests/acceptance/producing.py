@@ -146,17 +146,27 @@ async def _producers(count: int, group: str, ledger: Ledger) -> AsyncIterator[li
         await engine.dispose()
 
 
-async def produce(group: str, path: Path, *, message_count: int, producer_count: int, seed: int) -> None:
-    """At least `message_count` committed messages, two per transaction."""
+async def produce(
+    group: str,
+    path: Path,
+    *,
+    message_count: int,
+    producer_count: int,
+    seed: int,
+    pause_seconds: float = 0.0,
+    is_over: asyncio.Event | None = None,
+) -> None:
+    """At least `message_count` committed messages, two per transaction, unless it is over before."""
     left = message_count
 
     async def run(producer: _Producer, rng: random.Random) -> None:
         nonlocal left
-        while left > 0:
+        while left > 0 and not (is_over and is_over.is_set()):
             plan = _plan(rng)
             if plan.is_committed:
                 left -= 2
             await producer.produce(plan)
+            await asyncio.sleep(pause_seconds)
 
     async with _producers(producer_count, group, Ledger(path)) as producers, asyncio.TaskGroup() as tasks:
         for number, producer in enumerate(producers):

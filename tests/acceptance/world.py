@@ -145,20 +145,22 @@ class World:
         await self.until(f"{name} has died", is_dead, seconds=seconds)
         del self._expected[name]
 
-    async def finished(self, name: str, *, seconds: float = 150) -> None:
-        """Wait until a process that `begin` started has ended."""
+    async def finished(self, name: str, *, exit_code: int = 0, seconds: float = 150) -> str:
+        """Wait until a process has ended, by itself and with this code; what it printed."""
+        self._expected[name] = exit_code
 
         async def has_ended() -> bool:
             return self._processes.exit_code(name) is not None
 
         await self.until(f"{name} has finished", has_ended, seconds=seconds)
+        self._check_processes(f"{name} has finished")
         del self._expected[name]
+        return self._processes.log_since_spawn(name)
 
     async def run(self, name: str, *argv: str, seconds: float = 150, **environment: str) -> str:
         """Run a process to its end, expect exit code 0, return what it printed."""
         self.begin(name, *argv, **environment)
-        await self.finished(name, seconds=seconds)
-        return self._processes.log_since_spawn(name)
+        return await self.finished(name, seconds=seconds)
 
     async def cli(self, *arguments: str, **environment: str) -> str:
         """Run the `towpath` command and return what it printed."""
