@@ -5,11 +5,12 @@ python -m consumers init agents     # create the group's business tables
 python -m consumers run agents      # settings come from TOWPATH_*; SIGTERM drains
 """
 
-import signal
 import sys
 
-if __name__ == "__main__":  # loading takes a second, and the kernel drops what process 1 does not handle
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+from towpath.signals import end_on_signals
+
+if __name__ == "__main__":
+    end_on_signals()
 
 import argparse
 import asyncio

@@ -4,11 +4,12 @@ Settings come from TOWPATH_… variables, see example.env. SIGTERM finishes what
 hands the shards over; a second one exits at once.
 """
 
-import signal
 import sys
 
-if __name__ == "__main__":  # loading takes a second, and the kernel drops what process 1 does not handle
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+from towpath.signals import end_on_signals
+
+if __name__ == "__main__":
+    end_on_signals()
 
 from towpath.errors import TowpathError
 from towpath.failures import problem_of

@@ -164,6 +164,32 @@ def test_a_command_that_is_process_1_is_interrupted_by_a_signal(
     say_if_weaker()
 
 
+_SLOW = "import time\nprint('loading', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("outbox_relay", ("python", "-m", "outbox_relay")),
+        ("outbox_relay", ("towpath", "dlq", "replay", "--all", "--yes")),
+        ("consumers", ("python", "-m", "consumers", "run", "orders")),
+    ],
+)
+def test_a_signal_ends_process_1_while_it_loads(
+    prefix: Path, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    """S4: whichever of what it is made of is loaded first takes its time."""
+    for package in ("asyncpg", "msgspec", "opentelemetry", "pydantic", "sqlalchemy", "typer"):
+        (tmp_path / f"{package}.py").write_text(_SLOW)
+    container = Container(read(name), prefix, tmp_path, {"PYTHONPATH": str(tmp_path)})
+    with container.started(tmp_path / "log", *words) as process:
+        process.logged("loading")
+        process.signal(signal.SIGTERM)
+        assert process.exit_code() == 128 + signal.SIGTERM, process.log
+    assert process.log == "loading\n"
+    say_if_weaker()
+
+
 @pytest.fixture
 def docker(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a `docker` that runs what an image would."""

@@ -6,6 +6,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+import towpath
 from towpath import emit, event, submit, task, tasks
 
 
@@ -23,6 +24,7 @@ class BuildReport:
 
 event("page.viewed")  # rejected: no destination
 task("report.build")  # rejected: no group
+towpath.emits()  # rejected: there is no such name
 PageViewed(address="/")  # rejected: the class keeps its signature
 
 

@@ -18,6 +18,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "towpath"
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
 UNSAFE_CALLS = {"__import__", "eval", "exec", "import_module", "spec_from_file_location"}
 MAY_IMPORT = {
+    "__init__.py",  # its own public names
     "consumer/service.py",  # the app that the command line names
     "testing/services/embedded_kafka.py",  # one package, by its own name
 }

@@ -1,7 +1,8 @@
 """The command `towpath`: one file per noun."""
 
-import signal
 import sys
+
+from towpath.signals import end_on_signals, interrupt_on_signals
 
 _EXTRA = ("typer", "rich", "alembic", "pydantic", "pydantic_settings")
 
@@ -9,9 +10,9 @@ _EXTRA = ("typer", "rich", "alembic", "pydantic", "pydantic_settings")
 def main() -> None:
     """Run the command line and exit with its code. SIGTERM interrupts it, as Ctrl-C does.
 
-    As process 1 of a container it would be dropped otherwise. What serves handles it itself.
+    What serves handles both itself.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_signals()
     try:
         from towpath.cli.root import run  # noqa: PLC0415  the extra may be absent
     except ModuleNotFoundError as error:
@@ -19,4 +20,5 @@ def main() -> None:
             raise
         sys.stderr.write('towpath: the command line needs an extra: pip install "towpath[cli]"\n')
         sys.exit(2)
+    interrupt_on_signals()
     sys.exit(run(sys.argv[1:]))

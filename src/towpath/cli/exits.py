@@ -8,6 +8,7 @@
 | 3 | a check says no |
 | 4 | a service cannot be reached: try again |
 | 130 | interrupted |
+| 143 | told to end while it was loading |
 """
 
 import ssl

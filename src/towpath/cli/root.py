@@ -24,7 +24,10 @@ from towpath.telemetry.setup import TRACES_FILE_VARIABLE
 app = typer.Typer(
     name="towpath",
     help="Administer and run towpath. Settings come from TOWPATH_… variables: see towpath config show.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 a check says no, 4 a service is out of reach.",
+    epilog=(
+        "Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 a check says no, 4 a service is out of reach, "
+        "130 interrupted."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
