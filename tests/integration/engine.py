@@ -17,7 +17,8 @@ from towpath.app import App
 from towpath.brokers.memory.broker import MemoryBroker
 from towpath.brokers.memory.hub import Record
 from towpath.brokers.ports import OutboundMessage, dead_letter_address
-from towpath.consumer.engine import Consumer, Health
+from towpath.consumer.engine import Consumer
+from towpath.consumer.health import Health
 from towpath.messages import Envelope, Headers, encode, event, spec_of, task, wire_headers
 from towpath.messages.registry import key_of
 from towpath.settings import WorkerSettings

@@ -5,7 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,17 +19,19 @@ from tests.fixtures.fix_cli import Ran, Run
 from tests.fixtures.json_documents import check_document
 from tests.integration.deployables import Deployable, Noun, at_port, deployed, until
 from tests.integration.relaying import emit
+from towpath import App, OnceCall, StillUnknown, event
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.memory.broker import MemoryBroker
 from towpath.brokers.ports import GroupTopology, OutboundMessage
 from towpath.brokers.rabbitmq.topology import group_queue
 from towpath.cli import health
 from towpath.cli.exits import OK, SAYS_NO, UNREACHABLE
-from towpath.consumer.engine import Health
+from towpath.consumer.health import Health, round_seconds
 from towpath.consumer.service import _Probe as WorkerProbe
 from towpath.messages.envelope import Envelope, wire_headers
-from towpath.relay import Relay
+from towpath.relay import Relay, RelayOptions
 from towpath.relay.service import _Probe as RelayProbe
+from towpath.settings import WorkerSettings
 from towpath.testing.proxy import Direction, TcpProxy
 
 APP = """
@@ -74,10 +76,11 @@ PATIENT = {
 
 # The minutes a loop may take are seconds in a process that finds this in its path.
 HASTY = """
-from towpath.consumer import census, engine as consumer
+from towpath.consumer import census, health
 from towpath.relay import engine as relay
 
-consumer._STALL_SECONDS = relay._STALLED_SECONDS = 4.0
+health._STALL_SECONDS = relay._STALLED_SECONDS = 4.0
+relay._PUBLISHES = 0
 census._EVERY_SECONDS = 0.5
 """
 
@@ -374,7 +377,7 @@ def test_liveness_names_the_loop_that_is_stuck() -> None:
     """S6"""
     relay = Relay("postgresql://nobody@127.0.0.1/none", MemoryBroker("memory://nobody"))
     assert RelayProbe(relay).liveness()["ok"] is True
-    relay._dispatch.ticked_at -= 121
+    relay._dispatch.ticked_at -= 151
     assert RelayProbe(relay).liveness()["stuck_loops"] == ["publishing"]
     assert RelayProbe(relay).liveness()["ok"] is False
     worker = Health("billing")
@@ -384,3 +387,50 @@ def test_liveness_names_the_loop_that_is_stuck() -> None:
     worker.progressed_at["due"] -= 61
     assert WorkerProbe("billing", worker).liveness()["stuck_loops"] == ["due"]
     assert WorkerProbe("billing", worker).liveness()["ok"] is False
+
+
+def test_a_loop_that_takes_as_long_as_its_settings_let_it_is_not_stuck() -> None:
+    """S6: a broker that takes minutes for each publish, rare beats, a provider that is slow to answer."""
+    options = RelayOptions(lease=3600, renew_every=600, publish_deadline=600, poll_max=600)
+    relay = Relay("postgresql://nobody@127.0.0.1/none", MemoryBroker("memory://nobody"), options)
+    relay._dispatch.ticked_at -= 1300
+    relay._heartbeat.ticked_at -= 700
+    relay._reading.ticked_at -= 700
+    assert RelayProbe(relay).liveness()["stuck_loops"] == []
+
+    long = timedelta(minutes=10)
+    settings = WorkerSettings(lease=3 * long, beat_every=long, reap_every=long, due_poll_max=long)
+    worker = Health("billing", round_seconds=round_seconds(_asking("20m").handlers, settings))
+    for loop, minutes in {"beat": 30, "bookmarks": 10, "due": 12, "reap": 15, "reconcile": 35}.items():
+        worker.note(loop)
+        worker.progressed_at[loop] -= 60 * minutes + 50
+        assert worker.stuck_loops() == [], loop
+        worker.progressed_at[loop] -= 60 * 3
+        assert worker.stuck_loops() == [loop]
+        del worker.progressed_at[loop]
+
+
+def _asking(timeout: str) -> App:
+    """A group that asks a provider what happened."""
+    app = App("billing")
+
+    @event("order.billed", destination="orders")
+    @dataclass
+    class Billed: ...
+
+    async def ask(call: OnceCall) -> StillUnknown:
+        return StillUnknown()
+
+    @app.at_most_once(timeout=timeout, reconcile=ask)
+    async def bill(billed: Billed, call: OnceCall) -> None: ...
+
+    return app
+
+
+def test_a_loop_that_ended_for_a_long_drain_is_not_stuck() -> None:
+    """S6: liveness would end the handlers that the drain waits for."""
+    worker = Health("billing", is_draining=True)
+    for loop in ("receive", "beat"):
+        worker.note(loop)
+        worker.progressed_at[loop] -= 61
+    assert worker.stuck_loops() == ["beat"]

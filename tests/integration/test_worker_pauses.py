@@ -11,7 +11,7 @@ from tests.integration.test_effects import write
 from tests.integration.test_reaping import journal
 from tests.integration.wired import KAFKA, new_name, wired
 from towpath import App, Call, Retry, RetryPolicy, Tx
-from towpath.consumer.engine import Health
+from towpath.consumer.health import Health
 from towpath.outbox import submit
 from towpath.store.pauses import PauseStore, Target
 

@@ -1,17 +1,16 @@
 """One consumer process: resources, connections, and one member after another until it is told to stop."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from towpath.app import App
-from towpath.brokers.ports import Broker, Subscriber, Subscription
-from towpath.consumer.member import DATABASE, Member
+from towpath.brokers.ports import Broker, Subscription
+from towpath.consumer.health import Health, round_seconds
+from towpath.consumer.member import Member
 from towpath.consumer.roster import cancel, wait_for
 from towpath.consumer.slots import session_problems
 from towpath.errors import (
@@ -22,7 +21,6 @@ from towpath.errors import (
     StoreUnavailable,
     TowpathError,
 )
-from towpath.failures import problem_of
 from towpath.outbox import Outbox
 from towpath.settings import WorkerSettings
 from towpath.store.database import Database, store_errors
@@ -33,9 +31,6 @@ from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
-_STALL_SECONDS: Final = 60.0
-"""A loop that did not come round for this long is stuck."""
-
 _ACQUIRE_SECONDS: Final = 10.0
 
 T = TypeVar("T")
@@ -45,82 +40,6 @@ log = event_logger(__name__)
 
 class _Stopped(Exception):
     """Told to stop before it could begin."""
-
-
-@dataclass(slots=True)
-class Health:
-    """What the health endpoints say about a consumer."""
-
-    group: str = ""
-    seen_seconds: float = 15.0
-    """A lease that was not renewed for this long tells that the database is away: three beats."""
-    progressed_at: dict[str, float] = field(default_factory=dict)
-    is_draining: bool = False
-    subscriber: Subscriber | None = None
-    error: TowpathError | None = None
-    """Why it could not begin, or begin again."""
-    outdated: SchemaMismatch | None = None
-    """Why the schema cannot be worked with any more."""
-    paused: Sequence[str] = ()
-    """Types of which nothing is started until a person resumes it; `*`: every one."""
-
-    def note(self, loop: str) -> None:
-        """A loop came round."""
-        self.progressed_at[loop] = time.monotonic()
-
-    def note_paused(self, types: Sequence[str]) -> None:
-        """Pauses began or ended."""
-        self.paused = types
-
-    def stuck_loops(self) -> list[str]:
-        """Loops that stopped coming round."""
-        now = time.monotonic()
-        loops = self.progressed_at.items()
-        return sorted(name for name, at in loops if name != DATABASE and now - at > _STALL_SECONDS)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether messages arrive and may be claimed: joined, beating, not draining, no partition refused."""
-        return not self.problems
-
-    @property
-    def problems(self) -> list[str]:
-        """What keeps it from being ready, one line each: what it is, and what to do."""
-        problems = ["draining: it takes nothing new and ends"] if self.is_draining else []
-        if self.outdated is not None:
-            problems.append(f"schema: {problem_of(self.outdated)}; it drains and ends")
-        if self.error is not None:
-            problems.append(f"{_culprit(self.error)}: {problem_of(self.error)}")
-        elif self.subscriber is None:
-            problems.append("starting: it has not joined its group yet")
-        else:
-            if not self.is_broker_connected:
-                problems.append(f"broker: nothing can arrive: {BrokerUnavailable.advice}")
-            if not self.is_database_seen:
-                problems.append(f"database: the lease is not renewed: {StoreUnavailable.advice}")
-        if refused := self.refused_partitions:
-            problems.append(
-                f"partitions: {', '.join(refused)} wait for a word where to go on: "
-                f"towpath worker offsets --group {self.group}"
-            )
-        return problems
-
-    @property
-    def refused_partitions(self) -> list[str]:
-        """Partitions that are not read until a person says where to go on."""
-        marks = {} if self.subscriber is None else self.subscriber.marks
-        return sorted(name for name, mark in marks.items() if mark.refusal is not None)
-
-    @property
-    def is_broker_connected(self) -> bool:
-        """Whether messages can arrive."""
-        return self.subscriber is not None and self.subscriber.is_connected
-
-    @property
-    def is_database_seen(self) -> bool:
-        """Whether the lease was renewed of late."""
-        seen_at = self.progressed_at.get(DATABASE)
-        return seen_at is not None and time.monotonic() - seen_at < self.seen_seconds
 
 
 class Consumer:
@@ -143,7 +62,11 @@ class Consumer:
         self._outbox = outbox or Outbox(schema=database.schema)
         self._telemetry = telemetry
         self._terms = Terms(app.ordering, broker.queues_per_group, tuple(sorted(app.handlers)))
-        self.health = Health(app.name, 3 * self._settings.beat_every.total_seconds())
+        self.health = Health(
+            app.name,
+            3 * self._settings.beat_every.total_seconds(),
+            round_seconds(app.handlers, self._settings),
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until told to stop.
@@ -265,10 +188,6 @@ class Consumer:
             return result
         finally:
             await cancel([acting, stopping])
-
-
-def _culprit(error: TowpathError) -> str:
-    return {BrokerUnavailable: "broker", LeaseLost: "lease"}.get(type(error), "database")
 
 
 async def _call(attempts: AsyncRetrying, act: Callable[[], Awaitable[T]]) -> T:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -10,6 +10,7 @@ from uuid_utils.compat import uuid7
 from towpath.app import App
 from towpath.brokers.ports import Bookmark, Subscriber
 from towpath.consumer.lanes import Received
+from towpath.consumer.membership import DATABASE
 from towpath.consumer.pauses import Pauses
 from towpath.consumer.roster import GRACE_SECONDS, cancel
 from towpath.consumer.wiring import wire
@@ -21,9 +22,6 @@ from towpath.store.groups import Terms
 from towpath.store.pauses import GroupPauses
 from towpath.telemetry.logging import event_logger
 from towpath.telemetry.metrics import Telemetry
-
-DATABASE: Final = "database"
-"""Noted when the lease was renewed; the other notes are loops that came round."""
 
 log = event_logger(__name__)
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 from uuid import UUID
 
 from towpath.consumer.settling import until_available
@@ -10,6 +11,10 @@ from towpath.errors import LeaseLost, SchemaMismatch, StoreUnavailable
 from towpath.store.database import within
 from towpath.store.work import Work
 from towpath.store.workers import WorkerStore
+
+BEAT: Final = "beat"
+DATABASE: Final = "database"
+"""Noted when the lease was renewed; the other notes are loops that came round."""
 
 
 class Membership:
@@ -56,14 +61,14 @@ class Membership:
             try:
                 await within(self._beat_seconds, self._store.beat())
                 renewed_at = asked_at
-                self._on_progress("database")
+                self._on_progress(DATABASE)
                 await within(self._beat_seconds, self._exchange())
             except SchemaMismatch as error:
                 self._on_outdated(error)
             except (StoreUnavailable, TimeoutError) as error:
                 if _boot_seconds() - renewed_at > self._lease_seconds:
                     raise LeaseLost("the database was away for longer than the worker's lease") from error
-            self._on_progress("beat")
+            self._on_progress(BEAT)
 
     async def _exchange(self) -> None:
         reports, self._progress = self._progress, {}

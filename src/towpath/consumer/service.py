@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from towpath.app import App
 from towpath.brokers.factory import broker_of
-from towpath.consumer.engine import Consumer, Health
+from towpath.consumer.engine import Consumer
+from towpath.consumer.health import Health
 from towpath.errors import ConfigurationError
 from towpath.outbox import Outbox
 from towpath.serving import serve

@@ -58,6 +58,9 @@ from towpath.store.wakeup import WakeupStore
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
 _STALLED_SECONDS: Final = 120.0
+"""A loop is stuck that is overdue for this long."""
+_PUBLISHES: Final = 2
+"""Most publishes of a round: what was read, and what waited behind a gate."""
 _READ_SECONDS: Final = 60.0
 _WRITE_SECONDS: Final = 10.0
 _LISTEN_SECONDS: Final = 2.0
@@ -266,16 +269,17 @@ class Relay:
             )
         if self._is_draining:
             problems.append("draining: it takes nothing new and ends")
-        ticks = {
-            "publishing": self._dispatch.ticked_at,
-            "heartbeat": self._heartbeat.ticked_at,
+        options = self._options
+        due = {
+            "publishing": self._dispatch.ticked_at + _PUBLISHES * options.publish_deadline,
+            "heartbeat": self._heartbeat.ticked_at + options.renew_every,
             "moving": self._mover.ticked_at,
         }
         if self._reading.batches.empty():
-            ticks["reading"] = self._reading.ticked_at
+            due["reading"] = self._reading.ticked_at + options.poll_max
         return RelayStatus(
             relay=str(self.id),
-            stuck_loops=sorted(name for name, tick in ticks.items() if now - tick >= _STALLED_SECONDS),
+            stuck_loops=sorted(name for name, at in due.items() if now - at >= _STALLED_SECONDS),
             is_ready=not problems,
             is_draining=self._is_draining,
             shards=sorted(shard.number for shard in self._shards),
