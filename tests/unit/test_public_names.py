@@ -41,3 +41,10 @@ def test_importing_the_package_loads_no_other() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "towpath\n"
+
+
+def test_the_relay_and_the_command_line_load_no_sqlalchemy() -> None:
+    """A health check is a command line, every ten seconds beside each process."""
+    program = "import sys, towpath.cli.root, towpath.relay.service; print('sqlalchemy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -9,7 +9,6 @@ from towpath.cli.exits import SAYS_NO, Stop
 from towpath.cli.options import Json, text
 from towpath.cli.output import as_json, clean
 from towpath.cli.session import database_of
-from towpath.store import migrate
 from towpath.store.roles import grants
 
 app = typer.Typer(
@@ -23,8 +22,10 @@ def upgrade() -> None:
 
     towpath db upgrade
     """
+    from towpath.store import migrate  # noqa: PLC0415  SQLAlchemy is heavy
+
     revision = migrate.upgrade(*database_of(settings.load()))
-    print(f"the schema is at revision {clean(revision)}{_if_ahead(revision)}")
+    print(f"the schema is at revision {clean(revision)}{_if_ahead(revision, migrate.head())}")
 
 
 @app.command()
@@ -41,6 +42,8 @@ def sql(
 
     towpath db sql --from 0001 | psql --set ON_ERROR_STOP=1
     """
+    from towpath.store import migrate  # noqa: PLC0415  SQLAlchemy is heavy
+
     schema = settings.load_offline().schema_name
     print(migrate.script(schema, since=_revision(since, "--from"), upto=_revision(upto, "--to")), end="")
 
@@ -49,8 +52,7 @@ def _revision(given: str | None, option: str) -> str | None:
     return None if given is None else text(given, option, 40)
 
 
-def _if_ahead(revision: str | None) -> str:
-    newest = migrate.head()
+def _if_ahead(revision: str | None, newest: str) -> str:
     return "" if revision == newest else f", newer than {newest} of this towpath, which works with it"
 
 
@@ -60,6 +62,8 @@ def current(json: Json = False) -> None:
 
     towpath db current
     """
+    from towpath.store import migrate  # noqa: PLC0415  SQLAlchemy is heavy
+
     revision, newest = migrate.current(*database_of(settings.load())), migrate.head()
     if json:
         as_json({"revision": revision, "newest": newest})
@@ -75,6 +79,8 @@ def check(json: Json = False) -> None:
 
     towpath db check --json
     """
+    from towpath.store import migrate  # noqa: PLC0415  SQLAlchemy is heavy
+
     database = database_of(settings.load())
     problems, revision = migrate.check(*database), migrate.current(*database)
     if json:
@@ -82,7 +88,7 @@ def check(json: Json = False) -> None:
     else:
         for problem in problems:
             print(clean(problem))
-        if not problems and (ahead := _if_ahead(revision)):
+        if not problems and (ahead := _if_ahead(revision, migrate.head())):
             print(f"the schema is at revision {clean(revision or '')}{ahead}")
         elif not problems:
             print("the schema is as the migrations make it")

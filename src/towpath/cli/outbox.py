@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from towpath.cli import backlog, pausing, rebasing, republishing
+from towpath.cli import backlog, pausing, rebasing
 from towpath.cli.locating import show
 from towpath.cli.option_groups import Consent, Pace, grouped
 from towpath.cli.options import Actor, Because, Json, actor_name, text
@@ -138,6 +138,8 @@ def republish(
 
     towpath outbox republish --since 2026-01-31T14:00Z --destination orders --where key=o-7 --dry-run
     """
+    from towpath.cli import republishing  # noqa: PLC0415  the producer side is heavy
+
     republishing.act(
         republishing.Request(
             since=since, until=until, destinations=destination or (), where=where or (), pace=pace,

@@ -1,13 +1,14 @@
 """What commands that make or check topics and queues are about: broker, addresses, groups."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from towpath import settings
-from towpath.app import App
 from towpath.backoff import parse_duration
 from towpath.brokers.factory import broker_of
 from towpath.brokers.ports import BrokerAdmin, GroupTopology
@@ -26,6 +27,9 @@ from towpath.messages.limits import CANARY
 from towpath.store.destinations import addresses_of
 from towpath.store.groups import GroupStore, Terms
 from towpath.store.provenance import ProvenanceStore
+
+if TYPE_CHECKING:
+    from towpath.app import App
 
 _BROKER_SECONDS: Final = 60
 

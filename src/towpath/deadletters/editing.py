@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from towpath.app import App
 from towpath.errors import UsageError
 from towpath.messages import Headers, decode, dump_headers, load_headers
 from towpath.messages.headers import HeadersInput, check_headers
@@ -13,6 +13,9 @@ from towpath.store.audit import AuditStore
 from towpath.store.deadletters import Connection
 from towpath.store.revisions import Revisions
 from towpath.store.statements import DEFAULT_SCHEMA
+
+if TYPE_CHECKING:
+    from towpath.app import App
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ async def open_for_edit(connection: Connection, letter_id: int, *, schema: str =
     )
 
 
-def validate(letter: Editable, payload: bytes, app: App) -> None:
+def validate(letter: Editable, payload: bytes, app: "App") -> None:
     """Read the payload as its type. Raises DecodeError; UsageError where the app does not know the type."""
     if letter.group not in ("", app.name):
         raise UsageError(f"the dead letter is of group {letter.group}, the app is group {app.name}")

@@ -8,17 +8,17 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import asyncpg
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.exc import ResourceClosedError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from towpath.errors import MissingExtra, StoreUnavailable
-from towpath.store.idling import raise_when_idled
 from towpath.store.statements import DEFAULT_SCHEMA, in_schema
 from towpath.transport import postgres_url_with_tls
+
+if TYPE_CHECKING:  # and imported where it is used: the relay, and most commands, start without it
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 
@@ -171,6 +171,8 @@ class Database:
     def engine(self) -> AsyncEngine:
         """A SQLAlchemy engine on the same database for handlers' sessions; not pinned."""
         if self._engine is None:
+            from towpath.store.idling import raise_when_idled  # noqa: PLC0415
+
             self._engine = async_engine(
                 self.url,
                 self._handler_settings,
@@ -187,6 +189,10 @@ class Database:
             if self._sync_engine is None:
                 if find_spec("psycopg") is None:
                     raise MissingExtra("psycopg", "a transactional handler that is a plain function")
+                from sqlalchemy import create_engine  # noqa: PLC0415
+
+                from towpath.store.idling import raise_when_idled  # noqa: PLC0415
+
                 self._sync_engine = create_engine(
                     sqlalchemy_url(self.url, "psycopg"),
                     pool_size=self._session_count,
@@ -221,6 +227,8 @@ class Database:
 @contextmanager
 def _first_questions() -> Iterator[None]:
     """SQLAlchemy's own, of a new server: it has closed its connection before it raises what ended it."""
+    from sqlalchemy.exc import ResourceClosedError  # noqa: PLC0415
+
     try:
         yield
     except ResourceClosedError as error:
@@ -255,5 +263,7 @@ def async_engine(url: str, server_settings: Mapping[str, str] | None = None, **a
 
     async def connect() -> asyncpg.Connection[Any]:
         return await asyncpg.connect(dsn, timeout=10, server_settings=dict(server_settings or {}))
+
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, **arguments)
