@@ -23,7 +23,7 @@ from towpath.brokers.ports import (
 from towpath.testing.proxy import TcpProxy
 
 KAFKA_OPTIONS: dict[str, object] = {
-    "session_timeout_ms": 6_000,
+    "session_timeout_ms": 10_000,
     "rebalance_timeout_ms": 10_000,
     "heartbeat_interval_ms": 300,
     "request_timeout_ms": 5_000,
@@ -108,7 +108,7 @@ class Rig:
         )
 
     async def publish(
-        self, messages: Sequence[OutboundMessage], timeout_seconds: float = 10
+        self, messages: Sequence[OutboundMessage], timeout_seconds: float = 60
     ) -> PublishResult:
         """Through a publisher of its own."""
         publisher = self.broker.publisher()
@@ -146,7 +146,7 @@ class Rig:
             await subscriber.aclose()
 
 
-async def eventually(condition: Callable[[], bool], timeout_seconds: float = 30) -> None:
+async def eventually(condition: Callable[[], bool], timeout_seconds: float = 60) -> None:
     """Wait until the condition holds; fail when it never does."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
@@ -154,7 +154,7 @@ async def eventually(condition: Callable[[], bool], timeout_seconds: float = 30)
         await asyncio.sleep(0.02)
 
 
-async def receive(subscriber: Subscriber, count: int, timeout_seconds: float = 30) -> list[Delivery]:
+async def receive(subscriber: Subscriber, count: int, timeout_seconds: float = 60) -> list[Delivery]:
     """Receive until there are at least `count`; fail when they do not come."""
     deadline = time.monotonic() + timeout_seconds
     received: list[Delivery] = []

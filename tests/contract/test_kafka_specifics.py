@@ -27,7 +27,7 @@ from towpath.brokers.factory import broker_from_url
 from towpath.brokers.kafka import watchdog as watchdog_module
 from towpath.brokers.kafka.publisher import KafkaPublisher
 from towpath.brokers.kafka.subscriber import KafkaSubscriber
-from towpath.brokers.ports import Bookmark, OutboundMessage, PublishResult, Subscriber, Subscription
+from towpath.brokers.ports import Bookmark, Mark, OutboundMessage, PublishResult, Subscriber, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError
 from towpath.testing.proxy import TcpProxy
 from towpath.testing.services import EmbeddedKafka, KafkaServer
@@ -48,10 +48,15 @@ async def _topic(admin: AIOKafkaAdminClient, partitions: int = 1, **config: str)
     name = f"t.{uuid.uuid4().hex[:8]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
     await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings)])
-    async with asyncio.timeout(15):
-        while name not in await admin.list_topics():  # noqa: ASYNC110 - the broker is being told
-            await asyncio.sleep(0.02)
+    await _listed(admin, name)
     return name
+
+
+async def _listed(admin: AIOKafkaAdminClient, name: str, *, is_there: bool = True) -> None:
+    """Wait until the broker knows what the controller was told."""
+    async with asyncio.timeout(60):
+        while (name in await admin.list_topics()) is not is_there:  # noqa: ASYNC110 - the broker is being told
+            await asyncio.sleep(0.02)
 
 
 def _opened(subscriber: Subscriber) -> KafkaSubscriber:
@@ -124,15 +129,15 @@ async def test_a_producer_in_a_fatal_state_is_replaced(kafka_rig: Rig) -> None:
     """R14: a broken sequence never heals by itself."""
     publisher = kafka_rig.broker.publisher()
     assert isinstance(publisher, KafkaPublisher)
-    assert (await publisher.publish([kafka_rig.message(0)], timeout_seconds=10)).acknowledged == {0}
+    assert (await publisher.publish([kafka_rig.message(0)], timeout_seconds=60)).acknowledged == {0}
     assert publisher._producer is not None
     sequences = publisher._producer._txn_manager._sequence_numbers
     for topic_partition in sequences:
         sequences[topic_partition] += 100
-    result = await publisher.publish([kafka_rig.message(1)], timeout_seconds=10)
+    result = await publisher.publish([kafka_rig.message(1)], timeout_seconds=60)
     assert isinstance(result.unavailable, BrokerUnavailable)
     assert not result.acknowledged
-    assert (await publisher.publish([kafka_rig.message(1)], timeout_seconds=10)).acknowledged == {0}
+    assert (await publisher.publish([kafka_rig.message(1)], timeout_seconds=60)).acknowledged == {0}
     await publisher.aclose()
     assert numbers(await receive(await kafka_rig.subscribe(), 2)) == [0, 1]
 
@@ -146,7 +151,7 @@ async def test_missing_topics_are_made_where_the_option_says_so(
     topic = f"made.{uuid.uuid4().hex[:8]}"
     publisher = broker.publisher()
     window = [kafka_rig.message(number, f"k{number}", address=topic) for number in range(30)]
-    result = await publisher.publish(window, timeout_seconds=15)
+    result = await publisher.publish(window, timeout_seconds=60)
     await publisher.aclose()
     assert result == PublishResult(acknowledged=set(range(30)))
     subscriber = broker.subscriber(Subscription(kafka_rig.group, (topic,), 100, 1 << 20))
@@ -176,11 +181,12 @@ async def test_a_topic_made_again_is_read_from_its_new_beginning(
     await subscriber.start(Listener())
     before = await receive(subscriber, 5)
     subscriber.acknowledge(before)
-    await asyncio.sleep(0.5)
+    await eventually(lambda: Mark(5) in subscriber.marks.values())
     await kafka_admin.delete_topics([topic])
+    await _listed(kafka_admin, topic, is_there=False)
     await asyncio.sleep(1)
     await kafka_admin.create_topics([NewTopic(topic, 1, 1)])
-    await asyncio.sleep(0.5)
+    await _listed(kafka_admin, topic)
     await kafka_rig.publish_all([kafka_rig.message(10 + number, address=topic) for number in range(3)])
     after = await receive(subscriber, 3)
     assert numbers(after) == [10, 11, 12]
@@ -375,7 +381,7 @@ async def test_the_embedded_broker_works_without_idempotence(embedded_kafka: Emb
         OutboundMessage(uuid.uuid4(), number, topic, "t", f"k{number % 5}", 0, headers, b"%d" % number)
         for number in range(50)
     ]
-    assert (await publisher.publish(window, timeout_seconds=10)).acknowledged == set(range(50))
+    assert (await publisher.publish(window, timeout_seconds=60)).acknowledged == set(range(50))
     await publisher.aclose()
     subscriber = broker.subscriber(Subscription(group, (topic,), 100, 1 << 20))
     await subscriber.start(Listener())

@@ -175,7 +175,7 @@ async def test_a_window_does_not_wait_for_single_confirms(
 ) -> None:
     """R16: a thousand are outstanding before the first is confirmed."""
     publisher = rabbit_rig.broker.publisher()
-    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=60)
     await rabbit_proxy.hang(Direction.REPLIES)
     window = [rabbit_rig.message(number, f"k{number}") for number in range(1000)]
     publishing = asyncio.create_task(publisher.publish(window, timeout_seconds=60))
@@ -192,7 +192,7 @@ async def test_a_fault_in_the_middle_of_a_window_loses_and_reorders_nothing(
 ) -> None:
     """R4, R6, R10: acknowledged is at the broker; what is published again is a duplicate, in order."""
     publisher = rabbit_rig.broker.publisher()
-    await publisher.publish([rabbit_rig.message(0, None)], timeout_seconds=10)
+    await publisher.publish([rabbit_rig.message(0, None)], timeout_seconds=60)
     window = [rabbit_rig.message(number, f"k{number % 20}", payload="number") for number in range(2000)]
     result = PublishResult()
     while result.unavailable is None and not result.acknowledged:
@@ -245,7 +245,7 @@ async def test_a_broker_that_does_not_read_bounds_what_is_buffered(
         buffered.append(channel._writer.transport.get_write_buffer_size())
 
     publisher = rabbit_rig.broker.publisher()
-    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+    await publisher.publish([rabbit_rig.message(0)], timeout_seconds=60)
     monkeypatch.setattr(ConfirmChannel, "write", measure)
     await rabbit_proxy.hang(Direction.REQUESTS)
     payload = b"x" * 190_000
@@ -307,9 +307,9 @@ async def test_an_exchange_deleted_meanwhile_is_a_configuration_failure(
     await raw_channel.queue_bind(gone, gone, routing_key="#")
     publisher = rabbit_rig.broker.publisher()
     window = [rabbit_rig.message(0, "a"), rabbit_rig.message(1, "b", address=gone)]
-    assert (await publisher.publish(window, timeout_seconds=10)).acknowledged == {0, 1}
+    assert (await publisher.publish(window, timeout_seconds=60)).acknowledged == {0, 1}
     await raw_channel.exchange_delete(gone)
-    result = await publisher.publish(window, timeout_seconds=10)
+    result = await publisher.publish(window, timeout_seconds=60)
     await publisher.aclose()
     assert result.acknowledged == {0}
     assert isinstance(result.configuration, TopologyError)
@@ -323,13 +323,13 @@ async def test_a_confirm_that_never_comes_leaves_the_message_unknown(
     publisher = rabbit_rig.broker.publisher()
     await publisher.start()
     message = rabbit_rig.message(1)
-    assert (await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)).acknowledged == {0}
+    assert (await publisher.publish([rabbit_rig.message(0)], timeout_seconds=60)).acknowledged == {0}
     await rabbit_proxy.hang(Direction.REPLIES)
     result = await publisher.publish([message], timeout_seconds=1)
     assert isinstance(result.unavailable, BrokerUnavailable)
     assert not result.acknowledged
     await rabbit_proxy.restore()
-    assert (await publisher.publish([message], timeout_seconds=15)).acknowledged == {0}
+    assert (await publisher.publish([message], timeout_seconds=60)).acknowledged == {0}
     await publisher.aclose()
     received = await receive(await rabbit_rig.subscribe(), 3)
     assert numbers(received) == [0, 1, 1]
@@ -490,7 +490,7 @@ async def test_refused_credentials_are_a_configuration_failure(rabbit_rig: Rig, 
     with pytest.raises(ConfigurationError):
         await publisher.start()
     with pytest.raises(ConfigurationError):
-        await publisher.publish([rabbit_rig.message(0)], timeout_seconds=10)
+        await publisher.publish([rabbit_rig.message(0)], timeout_seconds=60)
     with pytest.raises(ConfigurationError):
         await subscriber.start(Listener())
     with pytest.raises(ConfigurationError):
@@ -537,7 +537,7 @@ async def test_a_frozen_server_is_noticed_and_survived(rabbit_rig: Rig, frozen_s
     assert time.monotonic() - started_at < 20, "not when the server goes on"
     await eventually(lambda: not subscriber.is_connected)
     frozen_server.resume()
-    assert (await publisher.publish([rabbit_rig.message(2)], timeout_seconds=20)).acknowledged == {0}
+    assert (await publisher.publish([rabbit_rig.message(2)], timeout_seconds=60)).acknowledged == {0}
     await publisher.aclose()
     await eventually(lambda: subscriber.is_connected)
     assert 2 in numbers(await receive_rest(subscriber, wanted=[2]))

@@ -25,7 +25,7 @@ from towpath.settings import WorkerSettings
 from towpath.store.database import Database
 from towpath.telemetry.metrics import NO_TELEMETRY, Telemetry
 
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 60.0
 INSTALLATION: Final = "0d9a8a30-7e7c-4b0f-8a58-3f3f1f1f7f10"
 
 

@@ -267,11 +267,11 @@ async def relaying(url: str, broker: RecordingBroker, options: RelayOptions = FA
         yield relay
     finally:
         stop.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await running
 
 
-async def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> None:
+async def eventually(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     """Wait until something becomes true."""
     deadline = time.monotonic() + seconds
     while not condition():

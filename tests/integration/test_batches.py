@@ -110,7 +110,7 @@ async def test_a_batch_of_messages_from_broker_and_database_gives_back_what_each
     app = depot()
     seen: list[int] = []
 
-    @app.batch(max_size=2, max_wait="20s")
+    @app.batch(max_size=2, max_wait="1m")
     async def sort(batch: Batch[Note], tx: Tx) -> None:
         seen.append(len(batch))
 

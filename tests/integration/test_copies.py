@@ -277,7 +277,7 @@ async def test_partitions_added_under_a_running_relay_leave_the_order_of_keys_al
             await emit(db, str(number), b"%d" % round_, destination=topic)
         await db_sent(db)
 
-    options = replace(FAST, publish_deadline=5, lease=10)
+    options = replace(FAST, publish_deadline=5)
     async with relaying(migrated_url, broker, options):
         await emitted(0)
         await admin.create_partitions({topic: NewPartitions(5)})

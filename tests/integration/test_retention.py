@@ -70,7 +70,7 @@ async def note_all_sent(db: Any) -> None:
     )
 
 
-async def clear(connection: Any, slot: int = 0, *, hold: float = 5) -> str | None:
+async def clear(connection: Any, slot: int = 0, *, hold: float = 20) -> str | None:
     """One try, as patient as a busy machine needs."""
     return await STORE.clear(connection, slot, KEEP, hold_seconds=hold)
 
@@ -124,7 +124,7 @@ class Heard(RelayHooks):
         self.rings.append((free, blocked))
 
 
-def clearing_of(url: str, heard: Heard, *, owns: bool = True, hold: float = 5) -> Clearing:
+def clearing_of(url: str, heard: Heard, *, owns: bool = True, hold: float = 20) -> Clearing:
     """The loop of a relay that owns the first shard, or does not; as patient as a busy machine needs."""
     shards = Shards(held_bytes=1)
     if owns:
@@ -442,9 +442,10 @@ async def test_a_poll_and_a_producer_wait_no_longer_than_the_limit_and_it_is_tri
         )
         return found
 
-    transaction = await writing()
-    await clearing.look()
-    assert heard.told == [("blocked", 0, "locked", str(producer.get_server_pid()))]
+    transaction, locked = await writing(), ("blocked", 0, "locked", str(producer.get_server_pid()))
+    while locked not in heard.told:  # a machine that stands still for 50 ms is slow
+        await clearing.look()
+    heard.told.clear()
     await transaction.rollback()
 
     looking = asyncio.create_task(clearing.look())
@@ -458,7 +459,7 @@ async def test_a_poll_and_a_producer_wait_no_longer_than_the_limit_and_it_is_tri
     while await tries() < 3:
         await clearing.look()
     assert await db.fetchval("select is_called from public.unbounded") is False
-    assert heard.told[1:] == [("blocked", 0, "slow")]
+    assert heard.told == [("blocked", 0, "slow")]
 
     await db.execute(unlimited)
     deadline = time.monotonic() + 60
@@ -466,7 +467,7 @@ async def test_a_poll_and_a_producer_wait_no_longer_than_the_limit_and_it_is_tri
         assert time.monotonic() < deadline
         await clearing.look()
     clearing.close()
-    assert heard.told[2:] == [("cleared", 0)]
+    assert heard.told[1:] == [("cleared", 0)]
 
 
 async def test_a_relay_that_dies_while_it_clears_leaves_the_slot_to_the_next(
@@ -596,7 +597,7 @@ async def test_racing_producers_lose_nothing_while_two_relays_clear(
             asyncio.create_task(race(migrated_url, committed, writer=number, until=told))
             for number in range(6)
         ]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(seen) < 3 * scale or len(committed) <= 50:
             assert time.monotonic() < deadline, "slots are not cleared meanwhile"
             seen |= {row[0] for row in await db.fetch(files)} - before

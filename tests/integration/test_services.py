@@ -182,7 +182,7 @@ async def test_kafka_carries_records_over_a_restart(kafka_server: KafkaServer) -
 
 async def test_a_kafka_client_stays_on_the_proxy(kafka_server: KafkaServer, kafka_proxy: TcpProxy) -> None:
     topic = await create_topic(kafka_server.bootstrap)
-    producer = AIOKafkaProducer(bootstrap_servers=f"127.0.0.1:{kafka_proxy.port}", request_timeout_ms=2000)
+    producer = AIOKafkaProducer(bootstrap_servers=f"127.0.0.1:{kafka_proxy.port}")
     await producer.start()
     await producer.send_and_wait(topic, b"x")
     assert kafka_proxy.connection_count >= 1

@@ -59,7 +59,7 @@ def run(*arguments: str, **variables: str) -> tuple[dict[str, object], list[dict
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

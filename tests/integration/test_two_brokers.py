@@ -21,7 +21,7 @@ from tests.integration.relaying import (
     prepare,
     relaying,
 )
-from tests.integration.test_relay_processes import Site
+from tests.integration.test_relay_processes import PATIENT, Site
 from towpath.brokers.factory import broker_from_url
 from towpath.errors import ConfigurationError, UsageError
 from towpath.relay import Relay
@@ -66,7 +66,7 @@ async def test_one_broker_that_is_down_does_not_delay_the_other(second: Db, migr
             await both(second, number)
         await eventually(lambda: len(events.arrivals) == 50)
         await eventually(lambda: not first_relay.status().is_ready)
-        assert second_relay.status().problems == []
+        await eventually(lambda: second_relay.status().problems == [])
         assert orders.arrivals == []
         orders.is_available = True
         await eventually(lambda: len(orders.arrivals) == 50)
@@ -107,9 +107,9 @@ async def test_kafka_away_delays_nothing_at_rabbitmq(sites: tuple[Site, Site], k
     """R24: relay processes on the real ones."""
     at_kafka, at_rabbit = sites
     common = {"TOWPATH_RELAY__CANARIES": "false"}
-    for_kafka = await at_kafka.relay(TOWPATH_BROKER_URL=f"kafka://127.0.0.1:{kafka_proxy.port}", **common)
-    patient = {"TOWPATH_RELAY__LEASE": "90s", "TOWPATH_RELAY__PUBLISH_DEADLINE": "60s"}
-    for_rabbit = await at_rabbit.relay(TOWPATH_RELAY__BROKER_NUMBER="1", **common, **patient)
+    far = f"kafka://127.0.0.1:{kafka_proxy.port}"
+    for_kafka = await at_kafka.relay(TOWPATH_BROKER_URL=far, **common)
+    for_rabbit = await at_rabbit.relay(TOWPATH_RELAY__BROKER_NUMBER="1", **common, **PATIENT)
     for relay in (for_kafka, for_rabbit):
         await relay.logged("relay.lease_acquired")
     await kafka_proxy.cut()

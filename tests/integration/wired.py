@@ -15,7 +15,7 @@ from towpath.brokers.factory import broker_from_url
 from towpath.brokers.ports import GroupTopology, Headers, OutboundMessage
 
 KAFKA: Mapping[str, object] = {
-    "session_timeout_ms": 6_000,
+    "session_timeout_ms": 10_000,
     "rebalance_timeout_ms": 10_000,
     "heartbeat_interval_ms": 300,
     "commit_interval_ms": 50,
@@ -50,7 +50,7 @@ class Wired(Engine):
         message = OutboundMessage(message_id or uuid7(), 0, target, "raw", key, 0, headers, value)
         publisher = self.broker.publisher()
         try:
-            result = await publisher.publish([message], timeout_seconds=15)
+            result = await publisher.publish([message], timeout_seconds=60)
         finally:
             await publisher.aclose()
         assert {0} == result.acknowledged

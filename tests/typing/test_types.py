@@ -25,7 +25,7 @@ def mypy_errors(path: Path) -> set[int]:
         "silent",
         str(path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert done.returncode in (0, 1), done.stderr
     return {error["line"] for error in found if error["severity"] == "error"}
@@ -33,7 +33,7 @@ def mypy_errors(path: Path) -> set[int]:
 
 def pyright_errors(path: Path) -> set[int]:
     command = [str(BIN / "pyright"), "--outputjson", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     report = json.loads(done.stdout)
     assert report["summary"]["filesAnalyzed"] == 1, done.stderr
     return {
