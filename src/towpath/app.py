@@ -161,8 +161,8 @@ class App:
     ) -> BatchDecorator:
         """Many messages in one transaction, for set-based SQL; if it fails it runs one by one.
 
-        A batch starts when `max_size` messages wait, or `max_wait` after its first. Middleware wraps
-        the batch once, with its first message's attempt.
+        A batch starts when `max_size` messages wait, `max_wait` after its first, or when nothing can join it
+        and as many again wait behind it in its keys. Middleware wraps it once, with its first attempt.
         """
         if max_size < 1:
             raise InvalidHandler(f"max_size must be at least 1, got {max_size}")

@@ -1,5 +1,6 @@
 """Batch handlers: one transaction for many messages, and only the culprit fails."""
 
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
@@ -72,6 +73,19 @@ async def test_a_key_is_in_a_batch_once_and_in_order(migrated_url: str) -> None:
             of_key = [number for name, number in done if name == parcel]
             assert sorted(of_key) == of_key
         assert max(seen) <= 3
+
+
+async def test_what_waits_behind_a_batch_starts_it(migrated_url: str) -> None:
+    """C17: where order alone keeps it small it does not wait for others to come."""
+    seen: list[int] = []
+    office_of_one_key = sorting_office(seen, max_wait="1h")
+    async with running(office_of_one_key, migrated_url, drain_timeout=timedelta(milliseconds=1)) as office:
+        await office.db.execute(EFFECTS)
+        ids = [await office.publish(Posted("p", number)) for number in range(5)]
+        for message_id in ids[:-1]:
+            await office.reaches(message_id, "SUCCEEDED")
+        assert seen == [1] * 4
+        assert await office.state(ids[-1]) != "SUCCEEDED"
 
 
 async def test_a_taken_over_member_drops_out_and_the_others_commit(migrated_url: str) -> None:

@@ -45,7 +45,8 @@ def read(
         else:
             envelope = read_envelope(delivery.headers)
     except DecodeError as error:
-        work = _work(delivery, _id_without_envelope(delivery), _UNDECODABLE, "event", key, None, None, None)
+        id_, trace = _id_without_envelope(delivery), _trace(delivery.headers)
+        work = _work(delivery, id_, _UNDECODABLE, "event", key, None, None, None, trace)
         return Undecodable(work, error)
     position = envelope.sequence
     if position is None and delivery.death is None:
@@ -59,6 +60,7 @@ def read(
         lane,
         position,
         envelope.content_type,
+        _trace(envelope.headers),
     )
     work.envelope = envelope
     work.has_body = envelope.body == "inline"
@@ -101,6 +103,7 @@ def _work(
     lane: str | None,
     position: int | None,
     content_type: str | None,
+    trace: str | None,
 ) -> Work:
     return Work(
         id=id_,
@@ -113,7 +116,7 @@ def _work(
         payload=delivery.value,
         content_type=content_type,
         headers=delivery.headers,
-        trace=_trace(delivery.headers),
+        trace=trace,
     )
 
 

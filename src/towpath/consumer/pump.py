@@ -96,6 +96,7 @@ class Pump:
                 with self._suspects.claiming(1):
                     await self._start(heads)
             else:
+                self._waves.hurry()
                 patience = _IDLE_SECONDS if held_until is None else min(_IDLE_SECONDS, held_until - now)
                 await wait_for(self._wake, patience)
 
@@ -149,7 +150,8 @@ class Pump:
         if claimed.started:
             crash_point(CrashPoint.CLAIMED_BEFORE_HANDLE)
         self._dispatch(claimed, by_id)
-        await self._look_up(claimed.lost, by_id)
+        if claimed.lost:
+            await self._look_up(claimed.lost, by_id)
 
     async def _isolate(self, works: list[Work], by_id: Mapping[UUID, Received], error: Exception) -> None:
         """One message of the batch cannot be stored as it is: find it, bury it alone."""
@@ -179,8 +181,6 @@ class Pump:
 
     async def _look_up(self, lost: Sequence[Work], by_id: Mapping[UUID, Received]) -> None:
         """What became of messages that somebody else had claimed."""
-        if not lost:
-            return
         try:
             findings = await self._claims.findings([work.id for work in lost])
         except StoreUnavailable as error:

@@ -152,7 +152,9 @@ class Roster:
 
     async def cancel_all(self) -> None:
         """Nothing runs on."""
-        await cancel(list(self._tasks))
+        running = list(self._tasks)
+        await cancel(running)
+        await cancel([task for task in self._tasks if task not in running])  # to which they left an outcome
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

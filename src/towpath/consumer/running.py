@@ -23,6 +23,7 @@ from towpath.handlers import Handler
 from towpath.states import TaskState, WaitingFor
 from towpath.store.claims import ClaimStore
 from towpath.store.work import Standing, Work
+from towpath.telemetry.context import has_sdk
 from towpath.telemetry.tracing import ProcessSpan, process_span
 
 
@@ -52,9 +53,11 @@ class Runner:
         self._report = report
         self._broker_labels = broker_labels
         self._max_deliveries = max_deliveries
+        self._is_traced = has_sdk()
 
     def claimed(self, runs: Sequence[Run]) -> None:
         """Their attempts begin."""
+        self._is_traced = has_sdk()
         self._report.claimed([run.work for run in runs])
 
     def begin(self, run: Run) -> Failed | None:
@@ -72,6 +75,7 @@ class Runner:
             run_no=work.run_no,
             trigger=work.trigger,
             labels=self._broker_labels,
+            is_traced=self._is_traced,
         )
         work.trace = work.trace or span.traceparent
         if work.deliveries > self._max_deliveries:
@@ -152,10 +156,11 @@ class Runner:
         return self.may_acknowledge(work, findings[work.id].standing)
 
     async def conclude_all(self, succeeded: Sequence[tuple[Run, Done]]) -> None:
-        """Settle successes of one owner in one go; whom the database refuses goes its own way."""
+        """Settle successes in one go; whom the database refuses goes its own way."""
         if not succeeded:
             return
-        succeeded[0][0].owner.handled([run for run, _ in succeeded])
+        for owner, own in by_owner(run for run, _ in succeeded):
+            owner.handled(own)
         successes = [Success(run.work, done.result) for run, done in succeeded]
         await self._group_commit.settle(successes)
         outcomes = list(zip([run for run, _ in succeeded], successes, strict=True))

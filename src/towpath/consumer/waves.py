@@ -3,8 +3,9 @@
 A task, a future and a turn of the loop for each message cost more than a quick handler does. So one task
 calls the handlers of a wave one after another and settles their successes in one statement. A handler
 that waits for something keeps the task to itself: the loop, which comes round only then, starts others
-for the rest. To handlers it looks as if each had a task of its own: they begin in the same turn of the
-loop, none waits for another, and what one sets in its context the next does not see.
+for the rest, and those that end in the same turn settle together. To handlers it looks as if each had a
+task of its own: they begin in the same turn of the loop, none waits for another, and what one sets in
+its context the next does not see.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeGuard
 
 from towpath.consumer.batches import Batches
+from towpath.consumer.effects.calling import is_being_cancelled
 from towpath.consumer.effects.executions import Done, Execution
 from towpath.consumer.roster import Roster
 from towpath.consumer.running import Runner
@@ -44,16 +46,24 @@ class Waves:
         self, handlers: Mapping[str, Handler], runner: Runner, batches: Batches, roster: Roster
     ) -> None:
         self._handlers = handlers
+        self._collected = [handler for handler in handlers.values() if handler.batch is not None]
         self._batches = batches
         self._runner = runner
         self._roster = roster
         self._waits: set[str] = set()
         """Types whose handler waited for something the last time: each gets a task at once."""
+        self._ended: list[tuple[Run, Done]] = []
+        """Handlers with a task to themselves that succeeded in this turn of the loop."""
 
     def start(self, runs: Sequence[Run]) -> None:
         """Run claimed messages of one owner."""
         self._runner.claimed(runs)
         self._spread(runs)
+
+    def hurry(self) -> None:
+        """Nothing more can start now."""
+        for handler in self._collected:
+            self._batches.hurry(handler)
 
     def _spread(self, runs: Iterable[Run]) -> None:
         quick: list[Run] = []
@@ -82,12 +92,25 @@ class Waves:
                 self._waits.discard(run.work.type)
                 if run.began_at > turn_ends_at or _is_spoilt(task, clean):
                     clean.run(self._relieve, wave)
-            if wave.is_relieved or not _is_success(execution):
+            if not _is_success(execution) or is_being_cancelled():
                 await self._runner.conclude(run, execution)
+            elif wave.is_relieved:
+                self._settle_soon(run, execution, clean)
             else:
                 wave.succeeded.append((run, execution))
         relief.cancel()
         await self._runner.conclude_all(wave.succeeded)
+
+    def _settle_soon(self, run: Run, done: Done, clean: Context) -> None:
+        """Together with those whose handlers end in the same turn of the loop."""
+        self._ended.append((run, done))
+        if len(self._ended) == 1:
+            asyncio.get_running_loop().call_soon(self._settle_ended, context=clean)
+
+    def _settle_ended(self) -> None:
+        """They go on in another task: the loop comes here before it hears that their own are over."""
+        ended, self._ended = self._ended, []
+        self._roster.spawn([run for run, _ in ended], self._runner.conclude_all(ended))
 
     def _is_waiting(self, wave: _Wave) -> None:
         """The loop came round while the task runs: it waits, in a handler or for an outcome to be settled."""

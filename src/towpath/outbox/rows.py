@@ -1,8 +1,6 @@
 """From a payload to the row that is inserted: every check happens here, before the database is asked."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -51,14 +49,19 @@ Key: TypeAlias = str | int | UUID | None
 _cause: Final[ContextVar[UUID | None]] = ContextVar("towpath_cause", default=None)
 
 
-@contextmanager
-def caused_by(message_id: UUID) -> Iterator[None]:
+class CausedBy:
     """Whatever is emitted or submitted inside the block says that it comes of this message."""
-    token = _cause.set(message_id)
-    try:
-        yield
-    finally:
-        _cause.reset(token)
+
+    __slots__ = ("_message_id", "_token")
+
+    def __init__(self, message_id: UUID) -> None:
+        self._message_id = message_id
+
+    def __enter__(self) -> None:
+        self._token = _cause.set(self._message_id)
+
+    def __exit__(self, *_: object) -> None:
+        _cause.reset(self._token)
 
 
 class OutboxRow(NamedTuple):

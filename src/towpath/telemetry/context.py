@@ -42,8 +42,8 @@ def inject() -> Headers:
 
 def has_sdk() -> bool:
     """Whether spans go anywhere; without an SDK the work of describing them is left out."""
-    provider = trace.get_tracer_provider()
-    return not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+    provider = trace.get_tracer_provider()  # looks at the environment each time: ask once for many
+    return not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
 
 
 def extract(headers: Headers) -> Context:

@@ -183,14 +183,16 @@ def process_span(
     trigger: str = "broker",
     labels: Mapping[str, str | int] = MappingProxyType({}),
     is_parented: bool = True,
+    is_traced: bool | None = None,
 ) -> ProcessSpan:
     """Start the span of one attempt, below the message's creation context; `labels` tell the broker.
 
     With `is_parented=False` it starts a trace of its own that links to the creation context, for
     groups whose traces must not grow with those of their producers. Without an SDK nothing is read
-    or described until a log line or a message that the handler emits asks for the context.
+    or described until a log line or a message that the handler emits asks for the context. Who starts
+    many says whether there is one: to ask costs as much as all the rest.
     """
-    if not has_sdk():
+    if not (has_sdk() if is_traced is None else is_traced):
         return ProcessSpan(_RemoteSpan(headers), headers)
     remote = span_context(headers)
     span = _TRACER.start_span(

@@ -13,7 +13,7 @@ from towpath.context import Attempt
 from towpath.errors import DeadlinePassed, HandlerCancelled, HandlerTimeout
 from towpath.handlers import Handler
 from towpath.messages import Message, decode
-from towpath.outbox.rows import caused_by
+from towpath.outbox.rows import CausedBy
 from towpath.store.work import Work, envelope_of
 
 
@@ -35,7 +35,7 @@ class Caller:
         innermost: Callable[[], Awaitable[object]] = partial(handler.function, argument, *context, **injected)
         if handler.is_sync:
             innermost = partial(in_thread, innermost, handler.name)
-        with caused_by(work.id):
+        with CausedBy(work.id):
             return await self.wrapped(handler, work, attempt, innermost)
 
     async def wrapped(

@@ -40,18 +40,19 @@ class Idempotent:
 
     async def run(self, handler: Handler, work: Work, payload: object) -> Execution:
         """Done, or Committed and Dropped where the handler used `call.transaction()`."""
-        settling = _Settling(self._database, self._settles, work)
         attempt = attempt_of(work)
+        argument = argument_of(handler, payload, attempt)
+        if not handler.wants_context:
+            return done(handler.name, await self._caller.call(handler, work, attempt, argument))
+        settling = _Settling(self._database, self._settles, work)
         report = partial(self._report_progress, work)
         call: Call | SyncCall
         if handler.is_sync:
             call = SyncCall(attempt, report)
         else:
             call = Call(attempt, outbox=self._outbox, settling=settling.transaction, report=report)
-        context = [call] if handler.wants_context else []
         try:
-            argument = argument_of(handler, payload, attempt)
-            returned = await self._caller.call(handler, work, attempt, argument, *context)
+            returned = await self._caller.call(handler, work, attempt, argument, call)
         except Exception:
             if settling.ended is None:
                 raise
