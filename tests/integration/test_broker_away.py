@@ -45,7 +45,7 @@ async def far(request: pytest.FixtureRequest) -> AsyncIterator[Far]:
             await stack.enter_async_context(proxy)
             far = f"kafka://127.0.0.1:{proxy.port}"
             yield Far(
-                server, f"kafka://{kafka.bootstrap}", {**KAFKA, "request_timeout_ms": 5_000}, far, proxy
+                server, f"kafka://{kafka.bootstrap}", {**KAFKA, "request_timeout_ms": 15_000}, far, proxy
             )
         else:
             server = rabbit = request.getfixturevalue("rabbit_server")

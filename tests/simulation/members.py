@@ -23,6 +23,7 @@ from towpath.consumer import (
     census,
     endings,
     engine,
+    health,
     held,
     loopwatch,
     member,
@@ -76,7 +77,7 @@ _KILLS: Final = {
     "kill buried": CrashPoint.BURIED_BEFORE_ACK,
 }
 _CLOCKED: Final = (
-    calling, claims, endings, engine, held, membership, patience, pump, reporting, roster, running, session,
+    calling, claims, endings, health, held, membership, patience, pump, reporting, roster, running, session,
     subscriber, upkeep, watchdog, wiring,
 )  # fmt: skip
 _MORTAL: Final = (burials, endings, patience, pump, receiving, running, upkeep)
