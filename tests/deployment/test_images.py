@@ -21,6 +21,7 @@ from tests.docs.test_operations import is_as_shown
 from tests.fixtures.graveyard import bury
 from tests.fixtures.images import IGNORED, IMAGES, ROOT, Container, namespace, read
 from towpath.settings import variables
+from towpath.store.installed import library_version
 from towpath.testing.services.ports import ReservedPort
 
 pytestmark = pytest.mark.timeout(600)
@@ -231,6 +232,7 @@ def test_an_image_is_small_labelled_and_runs_as_nobody(name: str) -> None:
     assert len(re.findall(r"^FROM ", text, re.MULTILINE)) == 2, "build tools stay in a stage of their own"
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", image.text, re.MULTILINE)
     assert 'LABEL org.opencontainers.image.title="' in image.text
+    assert f'org.opencontainers.image.version="{library_version()}"' in image.text
     assert "ENTRYPOINT" not in image.text, "`docker run IMAGE towpath …` must be the command line"
     settings = {key for key in image.environment if key.startswith("TOWPATH_")}
     assert settings <= set(variables())
