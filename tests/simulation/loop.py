@@ -141,7 +141,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def bury(self) -> None:
         """End every task there is, also of the dead, so that nothing is left to the garbage collector."""
         for process in self._processes:
-            process.is_dead = False
+            process.is_dead, process.doom = False, None
             self.thaw(process)
         for _ in range(_MOST_CANCELS):
             tasks = asyncio.all_tasks(self)
@@ -150,7 +150,9 @@ class SimLoop(asyncio.BaseEventLoop):
             if tasks:
                 self._rounds = 0
                 self.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_SECONDS))
+        left = asyncio.all_tasks(self)
         self.close()
+        assert not left, f"cannot be ended: {left}"
 
 
 def run(main: Callable[[SimLoop], Coroutine[Any, Any, T]]) -> T:

@@ -50,6 +50,11 @@ def test_a_planted_defect_is_caught(
     pytest.fail(f"{_SEEDS_TO_CATCH} histories with the defect looked right")
 
 
+def test_a_history_ends_whole_though_a_member_was_still_to_die() -> None:
+    """Else what is left of it is collected during some other test, and fails that one."""
+    assert not simulate(700983).wrong
+
+
 def test_one_seed_is_one_history_in_every_process() -> None:
     """To the microsecond of the last effect, whatever the order in sets of texts."""
     told = [
