@@ -2,6 +2,7 @@
 # make demo    a tour on embedded servers, Python only (KEEP=1 leaves it running; BROKER=kafka|rabbitmq)
 # make check   format, lint, types, import contracts, dependencies, lock, unit tests: before every commit
 # make test    every test, on real Postgres, Kafka and RabbitMQ
+# make leaks   every test, and the garbage collector after each: slower, it fails for what a test leaves open
 # make faults  faults of every kind against real processes, 60 runs (RUNS=, SEED=, QUICK=1 change that)
 # make soak    half of what it can take and random faults for 30 minutes: nothing may grow (MINUTES=, BROKER=, SEED=)
 # make planted each of the defects planted into its processes is found by the fault suite
@@ -21,7 +22,7 @@ COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test faults soak planted nightly docs demo bench clean
+.PHONY: install format check static lock-check unit lock services test leaks faults soak planted nightly docs demo bench clean
 
 install: $(STAMP)
 
@@ -76,6 +77,10 @@ services: install
 # Two processes, each with servers of its own: fixtures start one when a test first needs it, and stop it.
 test: services
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20
+
+leaks: services
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		-p tests.fixtures.leaks -W error::pytest.PytestUnraisableExceptionWarning
 
 nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \

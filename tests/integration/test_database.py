@@ -3,7 +3,9 @@
 from typing import Any
 
 import asyncpg
+import pytest
 
+from towpath.errors import StoreUnavailable
 from towpath.store.database import Database
 
 LAST = "select state, query from pg_stat_activity where pid = $1"
@@ -38,3 +40,25 @@ async def test_a_session_given_back_inside_a_transaction_is_rolled_back(
         assert await db.fetchval("select to_regclass('left_open')") is None
     finally:
         await database.aclose()
+
+
+async def test_a_thread_that_was_left_to_itself_closes_its_connection_when_it_gives_it_back(
+    migrated_url: str,
+) -> None:
+    """C2: the process goes on without its worker: nothing of the handlers that overstayed may stay open."""
+    database = Database(migrated_url, pool_size=1)
+    await database.start()
+    late = database.sync_engine.connect()
+    idle = database.sync_engine.connect()
+    ours, others = late.connection.dbapi_connection, idle.connection.dbapi_connection
+    idle.close()
+
+    await database.aclose()
+
+    assert ours is not None
+    assert others is not None
+    assert (ours.closed, others.closed) == (False, True)
+    late.close()
+    assert ours.closed
+    with pytest.raises(StoreUnavailable, match="not open"):
+        database.learn_server_in_thread()

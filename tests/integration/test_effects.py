@@ -14,6 +14,7 @@ from towpath.context import Call, Tx
 from towpath.errors import UsageError
 from towpath.messages import Message
 from towpath.outcomes import Dead, Reject, Retry
+from towpath.telemetry.logging import facts
 
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 
@@ -207,7 +208,8 @@ async def test_a_calls_transaction_that_raises_settles_nothing(migrated_url: str
         assert await effects(engine) == [("a", 0)]
 
 
-async def test_a_call_has_one_transaction_only(migrated_url: str) -> None:
+async def test_a_call_has_one_transaction_only(migrated_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And a person sees what a handler raised when its task had ended already."""
     app, errors = depot(), list[str]()
 
     @app.idempotent()
@@ -229,6 +231,8 @@ async def test_a_call_has_one_transaction_only(migrated_url: str) -> None:
         assert errors == ["call.transaction() ends the task: it can be used once, as the last act"]
         assert await effects(engine) == [("a", 0)]
         assert await engine.state(id_) == "SUCCEEDED", "what came afterwards cannot undo it"
+    [told] = [record for record in caplog.records if record.getMessage() == "task.raised_after_settling"]
+    assert facts(told) | {"type": "parcel.posted", "message_id": str(id_)} == facts(told)
 
 
 TAKEN_OVER = """

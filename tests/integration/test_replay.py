@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests.fixtures.fix_cli import Run, towpath_process
+from tests.fixtures.fix_cli import Run, towpath_on_terminal, towpath_process
 from tests.fixtures.graveyard import TRACE, bury, everything, tasks
 from towpath.deadletters import Filter, carry_out, make_plan
 from towpath.store.statements import load
@@ -257,6 +258,21 @@ async def test_a_rate_spreads_the_release(db: Db, towpath: Run) -> None:
 
     assert time.monotonic() - began >= 1.0
     assert await db.fetchval("select count(*) from towpath.task where state = 'WAITING'") == 5
+
+
+async def test_a_long_replay_shows_how_fast_it_is_and_how_long_it_takes(db: Db, migrated_url: str) -> None:
+    """O2: on a terminal; the bar is gone when the result is printed."""
+    await bury(db, [None] * 6)
+
+    shown = await asyncio.to_thread(
+        towpath_on_terminal, migrated_url, "dlq", "replay", "--group", "billing", "--rate", "1", "--yes"
+    )
+
+    assert shown.code == 0, shown
+    frames = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.out).splitlines()
+    on_the_way = re.compile(r"━ [1-5]/6 \d+/s \d:\d\d:\d\d")
+    assert any(map(on_the_way.search, frames)), "how many of how many, how fast, and the time left"
+    assert frames[-1] == "replayed 6 (audit 1)"
 
 
 async def test_what_was_replayed_too_often_is_left_out(db: Db, towpath: Run) -> None:

@@ -150,11 +150,12 @@ class Database:
 
     async def aclose(self) -> None:
         """Close pool and engine; bounded; idempotent."""
-        pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
+        with self._sync_lock:
+            pool, engine, self._pool, self._engine = self._pool, self._engine, None, None
+            sync_engine, self._sync_engine = self._sync_engine, None
         self._has_learned = self._has_learned_in_thread = False
-        sync_engine, self._sync_engine = self._sync_engine, None
         if sync_engine is not None:
-            sync_engine.dispose()
+            _dispose_under_threads(sync_engine)
         if engine is not None:
             await engine.dispose()
         if pool is not None:
@@ -184,8 +185,13 @@ class Database:
 
     @property
     def sync_engine(self) -> Engine:
-        """The same for handlers that are plain functions, over psycopg. Raises MissingExtra."""
+        """The same for handlers that are plain functions, over psycopg.
+
+        Raises MissingExtra, and StoreUnavailable in a thread that comes after the end.
+        """
         with self._sync_lock:
+            if self._pool is None:
+                raise StoreUnavailable("the database pool is not open")
             if self._sync_engine is None:
                 if find_spec("psycopg") is None:
                     raise MissingExtra("psycopg", "a transactional handler that is a plain function")
@@ -222,6 +228,14 @@ class Database:
         with store_errors():
             async with self.pool.acquire(timeout=10) as connection, connection.transaction():
                 yield connection
+
+
+def _dispose_under_threads(engine: Engine) -> None:
+    """Close its connections: now, or when a thread that was left to itself gives one back."""
+    from sqlalchemy import event  # noqa: PLC0415
+
+    event.listen(engine.pool, "checkin", lambda _connection, record: record.invalidate())
+    engine.dispose()
 
 
 @contextmanager

@@ -143,6 +143,11 @@ _EVENTS: Final = (
         "task.settle_failed", "The database refused its outcome; it comes again.", "group message_id type"
     ),
     _event(
+        "task.raised_after_settling",
+        "A handler went on after its `call.transaction()` and failed: the task stays as it ended there.",
+        "group message_id type",
+    ),
+    _event(
         "task.row_missing",
         "A submitted task's row is gone: it ended and expired. Acknowledged.",
         "group message_id type",

@@ -21,6 +21,7 @@ class Caller:
     """Calls handlers of one group with the resources of one process."""
 
     def __init__(self, app: App, resources: Mapping[type, object]) -> None:
+        self.group = app.name
         self._app = app
         self._resources = resources
 

@@ -15,6 +15,9 @@ from towpath.states import TaskState
 from towpath.store.database import Database
 from towpath.store.settles import SettleStore
 from towpath.store.work import Work
+from towpath.telemetry.logging import event_logger
+
+log = event_logger(__name__)
 
 
 class _TokenGone(Exception):
@@ -53,10 +56,18 @@ class Idempotent:
             call = Call(attempt, outbox=self._outbox, settling=settling.transaction, report=report)
         try:
             returned = await self._caller.call(handler, work, attempt, argument, call)
-        except Exception:
+        except Exception as error:
             if settling.ended is None:
                 raise
-            return settling.ended  # what the handler does after its task has ended cannot undo it
+            if not isinstance(error, _TokenGone):  # what a handler does after its task ended undoes nothing
+                log.error(  # noqa: TRY400 - an event with fields
+                    "task.raised_after_settling",
+                    exc=error,
+                    group=self._caller.group,
+                    message_id=str(work.id),
+                    type=work.type,
+                )
+            return settling.ended
         return settling.ended if settling.ended is not None else done(handler.name, returned)
 
 
