@@ -19,6 +19,8 @@ INTERNAL: Final = (
     r"|tasks\.reading\.TaskId|\w+\.[A-Z](_co)?)"
 )
 """Names that signatures mention and the reference does not describe."""
+_VERBATIM: Final = "\b\n"
+"""Begins a paragraph of a help text that is not folded: an example."""
 _MARKER: Final = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
@@ -57,7 +59,10 @@ def _help(text: str) -> str:
     """Paragraphs; one that is a command line becomes a block."""
     paragraphs = [part.strip() for part in inspect.cleandoc(text).split("\n\n")]
     return "\n\n".join(
-        f"```text\n{part}\n```" if part.startswith("towpath ") else _escaped(part) for part in paragraphs
+        f"```text\n{part.removeprefix(_VERBATIM)}\n```"
+        if part.startswith((_VERBATIM, "towpath "))
+        else _escaped(part)
+        for part in paragraphs
     )
 
 

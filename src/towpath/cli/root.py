@@ -1,13 +1,15 @@
 """The root command: its nouns, and how every run of it ends."""
 
 import asyncio
+import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.main import get_command
@@ -48,9 +50,11 @@ _READS = {
     config: "all: TOWPATH_…, and the file that TOWPATH_CONFIG_FILE names",
 }
 """The settings that commands of a noun read, for their help."""
+_EXAMPLE: Final = re.compile(r"(?<=\n\n)(?=(?:\w+=\S+ )*towpath )")
 for noun, reads in _READS.items():
     for command in noun.app.registered_commands:
         command.epilog = f"Reads {reads}."
+        command.help = _EXAMPLE.sub("\b\n", inspect.getdoc(command.callback) or "")  # to be copied, not folded
     app.add_typer(noun.app)
 
 
