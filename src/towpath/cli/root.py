@@ -54,7 +54,9 @@ _EXAMPLE: Final = re.compile(r"(?<=\n\n)(?=(?:\w+=\S+ )*towpath )")
 for noun, reads in _READS.items():
     for command in noun.app.registered_commands:
         command.epilog = f"Reads {reads}."
-        command.help = _EXAMPLE.sub("\b\n", inspect.getdoc(command.callback) or "")  # to be copied, not folded
+        command.help = _EXAMPLE.sub(
+            "\b\n", inspect.getdoc(command.callback) or ""
+        )  # to be copied, not folded
     app.add_typer(noun.app)
 
 
