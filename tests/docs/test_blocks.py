@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from typing import Any
 
 import pytest
 
@@ -73,23 +72,6 @@ def test_a_command_named_in_the_text_exists_and_is_complete(page: str) -> None:
         if (problem := problem_of_span(span))
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize("path", sorted(set(OPTIONS) - GROUPS))
-def test_the_help_of_a_command_has_an_example_to_copy(path: str) -> None:
-    """O1"""
-    printed = get_help(dict(command_tree())[path], path)
-    [*_, example] = re.findall(rf"^  (?:\w+=\S+ )*({re.escape(path)}.*)$", printed, re.MULTILINE)
-    words = shlex.split(example.partition(" | ")[0])
-    assert problem_of(words) is None
-    assert not [names for names in REQUIRED[path] if not set(names) & set(words)]
-
-
-def get_help(command: Any, path: str) -> str:
-    """As it is printed on a narrow terminal."""
-    context = command.make_context(path, [], resilient_parsing=True, max_content_width=80, terminal_width=80)
-    text: str = command.get_help(context)
-    return text.partition("Options:")[0]
 
 
 def test_an_incomplete_command_in_the_text_would_be_found() -> None:
