@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from towpath.errors import ConfigurationError, MissingExtra
+from towpath.store.installed import library_version
 from towpath.telemetry import prometheus
 from towpath.telemetry.logging import event_logger
 
@@ -67,7 +68,7 @@ async def serve(
 
     with _signals(drain):
         async with _health(probe, health_host, health_port):
-            log.info("service.started", service=service, pid=os.getpid())
+            log.info("service.started", service=service, version=library_version(), pid=os.getpid())
             try:
                 await run(stop)
             finally:
@@ -151,4 +152,5 @@ def _endpoints(probe: HealthProbe) -> Starlette:
 
 
 def _answer(facts: Mapping[str, object]) -> JSONResponse:
-    return JSONResponse(dict(facts), status_code=200 if facts.get("ok") else 503)
+    told = {**facts, "version": library_version()}
+    return JSONResponse(told, status_code=200 if facts.get("ok") else 503)

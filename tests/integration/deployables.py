@@ -19,6 +19,7 @@ import jsonschema
 from tests.fixtures.json_documents import published
 from towpath.cli import health
 from towpath.cli.exits import OK, Stop
+from towpath.store.installed import library_version
 from towpath.testing.services.ports import ReservedPort
 
 Noun = Literal["relay", "worker"]
@@ -68,6 +69,7 @@ class Deployable:
         facts: dict[str, Any] = json.loads(body) if body else {}
         if body:
             jsonschema.validate(facts, published(f"{self.noun}.check"))
+            assert facts["version"] == library_version()
         assert facts.get("ok", False) is (status == 200)
         return facts
 

@@ -31,7 +31,7 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 def logged() -> Iterator[tuple[str, str, set[str]]]:
-    """Place, event and fields of every `log.info("…", …)`."""
+    """Place, event and fields of every `log.info("…", …)`; `**` where it is given a mapping of them, too."""
     for place, call in calls():
         function = call.func
         assert isinstance(function, ast.Attribute)
@@ -44,7 +44,7 @@ def logged() -> Iterator[tuple[str, str, set[str]]]:
             and isinstance(event := call.args[0], ast.Constant)
             and "%" not in str(event.value)
         ):
-            yield place, str(event.value), {word.arg for word in call.keywords if word.arg} - {"exc"}
+            yield place, str(event.value), {word.arg or "**" for word in call.keywords} - {"exc"}
 
 
 def reported() -> Iterator[tuple[str, str, Metric, set[str]]]:
@@ -70,8 +70,16 @@ def test_every_event_that_is_logged_is_listed_with_its_fields() -> None:
     assert found
     listed = {event.name: set(event.fields) for event in EVENTS.values()}
     assert [(place, event) for place, event, _ in found if event not in listed] == []
-    extra = [(place, event, fields - listed[event]) for place, event, fields in found]
+    extra = [(place, event, fields - listed[event] - {"**"}) for place, event, fields in found]
     assert [each for each in extra if each[2]] == []
+
+
+def test_every_listed_field_of_an_event_is_logged_somewhere() -> None:
+    told: dict[str, set[str]] = {}
+    for _, event, fields in logged():
+        told.setdefault(event, set()).update(fields)
+    never = {event.name: set(event.fields) - told[event.name] for event in EVENTS.values()}
+    assert {name: fields for name, fields in never.items() if fields and "**" not in told[name]} == {}
 
 
 def test_every_listed_event_is_logged_somewhere() -> None:
@@ -87,9 +95,13 @@ def test_every_report_uses_a_listed_metric_by_its_kind_and_with_its_labels() -> 
     assert wrong == []
 
 
-def test_every_listed_metric_is_reported_somewhere() -> None:
+def test_every_listed_metric_is_reported_somewhere_with_all_its_labels() -> None:
     """O5"""
-    assert sorted({metric.name for metric in METRICS} - {metric.name for _, _, metric, _ in reported()}) == []
+    told: dict[str, set[str]] = {}
+    for _, _, metric, labels in reported():
+        told.setdefault(metric.name, {"system", "server_address", "server_port"}).update(labels)
+    assert sorted({metric.name for metric in METRICS} - told.keys()) == []
+    assert [each.name for each in METRICS if set(each.attributes) - told[each.name]] == []
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.name)

@@ -33,7 +33,7 @@ _EVENTS: Final = (
     _event("telemetry.started", "Exporters run.", "traces metrics traces_file"),
     _event("telemetry.export_failed", "Spans could not be written; work goes on.", "error count"),
     _event("relay.lease_acquired", "Shards are ours.", "relay shards epoch"),
-    _event("relay.lease_lost", "Somebody else owns the shards now; buffers dropped.", "relay shards epoch"),
+    _event("relay.lease_lost", "Somebody else owns the shards now; buffers dropped.", "relay shards"),
     _event("relay.progress_reloaded", "Memory was dropped and the journal read again.", "relay reason"),
     _event(
         "relay.broker_unavailable", "Backing off; nothing is spent.", "relay error backoff_seconds failures"
@@ -93,7 +93,7 @@ _EVENTS: Final = (
         "A person paused the group or resumed it: of these types nothing is started now; `*` is all.",
         "group types",
     ),
-    _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error backoff_seconds"),
+    _event("worker.store_unavailable", "Intake is paused, nothing is spent.", "group error"),
     _event("worker.store_recovered", "Intake goes on.", "group seconds"),
     _event("broker.disconnected", "The client lost the broker and reconnects.", "group error"),
     _event("broker.partitions_assigned", "This member reads these.", "group partitions"),
@@ -114,7 +114,7 @@ _EVENTS: Final = (
         "The broker deleted records that were not read yet; the group goes on behind them.",
         "group partition first_offset count",
     ),
-    _event("broker.intake_reduced", "Large messages: fewer are prefetched now.", "group queue prefetch"),
+    _event("broker.intake_reduced", "Large messages: fewer are prefetched now.", "group prefetch"),
     _event(
         "task.retry_scheduled",
         "An attempt failed; it comes again.",
