@@ -16,12 +16,14 @@ import pytest
 import yaml
 
 from tests.deployment.kinds import KUSTOMIZATION, SCHEMAS, described
+from tests.fixtures.images import IMAGES, read
 from towpath.backoff import parse_duration
 from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queues
 from towpath.consumer.service import load_app
 from towpath.settings import load, variables
 from towpath.settings.model import RelaySettings, WorkerSettings
 from towpath.store.installed import library_version
+from towpath.store.roles import grants
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
@@ -187,18 +189,35 @@ def test_every_deployment_is_scaled_disrupted_with_care_and_reached_by_the_polic
         assert "clock_timestamp" not in str(scaled), "what is volatile is no condition of an index"
 
 
-def test_the_grace_of_a_pod_is_longer_than_its_process_takes_to_drain() -> None:
-    """S4"""
-    defaults = {"relay": RelaySettings().publish_deadline, "orders": WorkerSettings().drain_timeout}
-    for name, default in defaults.items():
-        pod = _of("Deployment")[name]["spec"]["template"]["spec"]
+def test_the_grace_of_a_process_is_longer_than_it_takes_to_drain() -> None:
+    """S4: on Kubernetes and with compose. A relay writes down what it published, for ten seconds at most."""
+    for name, deployment in _of("Deployment").items():
+        pod = deployment["spec"]["template"]["spec"]
         given = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
-        told = given.get("TOWPATH_WORKER__DRAIN_TIMEOUT")
-        drain = default if told is None else parse_duration(told)
-        assert pod["terminationGracePeriodSeconds"] > drain.total_seconds() + 10, name
+        assert pod["terminationGracePeriodSeconds"] > _drain_seconds(name, given), name
         probes = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
         for probe, path in probes.items():
             assert pod["containers"][0][probe]["httpGet"] == {"path": path, "port": "health"}
+    staying = {name: each for name, each in COMPOSE["services"].items() if "deploy" in each}
+    assert set(staying) == {"relay", "orders", "agents"}
+    for name, service in staying.items():
+        grace = parse_duration(service["stop_grace_period"]).total_seconds()
+        assert grace > _drain_seconds(name, service["environment"]), name
+
+
+def _drain_seconds(name: str, environment: dict[str, str]) -> float:
+    """With some time for what comes behind it."""
+    if name == "relay":
+        return RelaySettings().publish_deadline.total_seconds() + 15
+    told = environment.get("TOWPATH_WORKER__DRAIN_TIMEOUT")
+    return (parse_duration(told) if told else WorkerSettings().drain_timeout).total_seconds() + 10
+
+
+def test_only_what_stays_is_asked_for_its_health() -> None:
+    """`up --wait` fails on a container that is unhealthy, and nobody answers for one that ends by itself."""
+    for name, service in COMPOSE["services"].items():
+        if service["image"] in [read(each).tag for each in IMAGES]:
+            assert (service.get("healthcheck") == {"disable": True}) is ("deploy" not in service), name
 
 
 def test_the_scaler_counts_the_messages_of_the_groups_queues() -> None:
@@ -238,20 +257,25 @@ def test_a_pod_meets_the_restricted_profile(document: dict[str, Any]) -> None:
 async def test_a_scaler_asks_postgres_what_it_can_answer_by_index(
     migrated_url: str, scaled: str, index: str, count: int
 ) -> None:
-    """The queries of the KEDA triggers, as written, on the real schema."""
-    (query,) = (
-        trigger["metadata"]["query"]
-        for trigger in _of("ScaledObject")[scaled]["spec"]["triggers"]
-        if trigger["type"] == "postgresql"
+    """X5: the queries of the KEDA triggers, as written, by the role whose login they use."""
+    (trigger,) = (
+        each for each in _of("ScaledObject")[scaled]["spec"]["triggers"] if each["type"] == "postgresql"
     )
+    query, login = trigger["metadata"]["query"], trigger["authenticationRef"]["name"]
     connection = await asyncpg.connect(migrated_url)
+    transaction = connection.transaction()
+    await transaction.start()
     try:
+        prefix = await connection.fetchval("select current_database()")  # roles belong to the whole cluster
+        await connection.execute(grants("towpath", prefix))
         for key in ("a", "b", "c"):
             await connection.execute("select towpath.emit('orders', 'order.placed', '{}', $1)", key)
-        counted = await connection.fetchval(query)
-        await connection.execute("set enable_seqscan = off")
+        await connection.execute(f"set local role {prefix}_{login.removeprefix('towpath-')}")
+        await connection.execute("set local enable_seqscan = off")
         plan = await connection.fetchval(f"explain (format json) {query}")
+        counted = await connection.fetchval(query)
     finally:
+        await transaction.rollback()
         await connection.close()
     assert counted == count
     assert re.search(rf'"Index Name": "{index}"', plan), plan
