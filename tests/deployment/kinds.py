@@ -53,6 +53,17 @@ SCHEMAS: Final = {
     ),
 }  # fmt: skip
 
+_DURATION = {"type": "string", "pattern": r"^([0-9]+(ms|[smhdwy]))+$"}
+RULES: Final = complete(groups=several(complete(name=TEXT, rules=several({
+    "required": ["alert", "expr", "labels", "annotations"],
+    **only(
+        alert={"type": "string", "pattern": r"^Towpath\w+$"}, expr=TEXT, **{"for": _DURATION},
+        labels=complete(severity={"enum": ["warning", "critical"]}),
+        annotations=complete(summary=TEXT, runbook=TEXT),
+    ),
+}))))  # fmt: skip
+"""What we use of a file of alerting rules."""
+
 
 def described(spec: dict[str, Any]) -> dict[str, Any]:
     """A document around its specification."""

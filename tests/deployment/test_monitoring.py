@@ -7,6 +7,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import jsonschema
 import promql_parser
 import pytest
 import yaml
@@ -14,6 +15,8 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import REGISTRY
 
+from tests.deployment.kinds import RULES
+from tests.fixtures.images import read
 from towpath.telemetry.metrics import OpenTelemetry
 from towpath.telemetry.names import METRICS
 
@@ -21,17 +24,20 @@ ROOT = Path(__file__).parents[2]
 FROM_PROMETHEUS = {"up"}
 OF_EVERY_TARGET = {"job", "instance", "le"}
 
-ALERTS = [
-    rule
-    for group in yaml.safe_load((ROOT / "compose/prometheus/alerts.yaml").read_text())["groups"]
-    for rule in group["rules"]
-]
-PANELS = [
-    pytest.param(target["expr"], id=f"{path.stem}: {panel['title']} {target['refId']}")
+RULE_FILE = yaml.safe_load((ROOT / "compose/prometheus/alerts.yaml").read_text())
+ALERTS = [rule for group in RULE_FILE["groups"] for rule in group["rules"]]
+DASHBOARDS = {
+    path.stem: json.loads(path.read_text())
     for path in sorted((ROOT / "compose/grafana/dashboards").glob("*.json"))
-    for panel in json.loads(path.read_text())["panels"]
+}
+PANELS = [
+    pytest.param(target["expr"], target["legendFormat"], id=f"{name}: {panel['title']} {target['refId']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
     for target in panel["targets"]
 ]
+PROMETHEUS = yaml.safe_load((ROOT / "compose/prometheus/prometheus.yaml").read_text())
+JOBS = {each["job_name"] for each in PROMETHEUS["scrape_configs"]}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +67,25 @@ def nodes(expression: Any) -> Iterator[Any]:
         yield from nodes(inner)
 
 
-def check(query: str, exported: dict[str, set[str]]) -> None:
-    """Every series that the query names is exported, with the labels it selects or groups by."""
+def kept(expression: Any, exported: dict[str, set[str]]) -> set[str]:
+    """The labels that what an expression answers can have."""
+    match expression:
+        case promql_parser.VectorSelector():
+            return exported[expression.name] | OF_EVERY_TARGET
+        case promql_parser.AggregateExpr():
+            return set(expression.modifier.labels) if expression.modifier else set()
+        case promql_parser.Call():
+            return kept(expression.args[-1], exported) - {"le"}
+        case promql_parser.BinaryExpr():
+            return kept(expression.lhs, exported)
+    return kept(expression.vector_selector, exported)
+
+
+def check(query: str, exported: dict[str, set[str]]) -> set[str]:
+    """Every series that the query names is exported, with the labels it selects or groups by.
+
+    Returns the labels that its answer can have.
+    """
     found = list(nodes(promql_parser.parse(query.replace("$__rate_interval", "5m"))))
     selectors = [node for node in found if isinstance(node, promql_parser.VectorSelector)]
     assert selectors
@@ -73,22 +96,66 @@ def check(query: str, exported: dict[str, set[str]]) -> None:
         offered |= labels
         for matcher in selector.matchers.matchers:
             assert matcher.name in labels, f"{selector.name} has no label {matcher.name}"
+            assert matcher.name != "job" or any(re.fullmatch(matcher.value, job) for job in JOBS)
     for node in found:
         if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
             assert set(node.modifier.labels) <= offered
+    return kept(found[0], exported)
 
 
-@pytest.mark.parametrize("query", PANELS)
-def test_a_panel_asks_for_metrics_that_exist(query: str, exported: dict[str, set[str]]) -> None:
+@pytest.mark.parametrize(("query", "legend"), PANELS)
+def test_a_panel_asks_for_metrics_that_exist(query: str, legend: str, exported: dict[str, set[str]]) -> None:
+    """O5: and names its lines by labels that they have."""
+    assert set(re.findall(r"{{(\w+)}}", legend)) <= check(query, exported)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_lets_choose_by_a_label_that_exists(name: str, exported: dict[str, set[str]]) -> None:
     """O5"""
-    check(query, exported)
+    text, chosen = json.dumps(DASHBOARDS[name]["panels"]), DASHBOARDS[name]["templating"]["list"]
+    assert set(re.findall(r"\$(?!__)(\w+)", text)) == {each["name"] for each in chosen}
+    for each in chosen:
+        (asked,) = re.findall(r"^label_values\((\w+), (\w+)\)$", each["query"])
+        assert asked[1] in exported[asked[0]]
+
+
+def test_the_file_of_alerts_has_the_form_that_prometheus_reads() -> None:
+    jsonschema.validate(RULE_FILE, RULES)
+    names = [group["name"] for group in RULE_FILE["groups"]], [rule["alert"] for rule in ALERTS]
+    assert all(len(set(each)) == len(each) for each in names)
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_asks_for_metrics_that_exist(rule: dict[str, Any], exported: dict[str, set[str]]) -> None:
+    """O5: and says nothing of labels that its answer has not."""
+    said = rule["annotations"]["summary"]
+    assert set(re.findall(r"\$labels\.(\w+)", said)) <= check(rule["expr"], exported)
+    words = [" ".join(each.split()) for each in re.findall(r"{{(.*?)}}", said)]
+    known = r"\$value( \| humanizeDuration)?|(with )?\$labels\.\w+|\.|else|end"
+    assert [word for word in words if not re.fullmatch(known, word)] == []
+    assert said.count("{{") == said.count("}}") == len(words)
+
+
+def test_prometheus_scrapes_every_process_of_the_compose_file_at_its_port() -> None:
     """O5"""
-    check(rule["expr"], exported)
-    assert rule["labels"]["severity"] in ("warning", "critical")
+    services = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())["services"]
+    scraped = {
+        (name, str(found["port"]))
+        for job in PROMETHEUS["scrape_configs"]
+        for found in job["dns_sd_configs"]
+        for name in found["names"]
+    }
+    listening = {
+        (name, port)
+        for name, service in services.items()
+        for image in (read("outbox_relay"), read("consumers"))
+        for variable, port in image.environment.items()
+        if "deploy" in service and service["image"] == image.tag and variable.endswith("__HEALTH_PORT")
+    }
+    assert scraped == listening
+    assert PROMETHEUS["rule_files"] == ["alerts.yaml"]
+    monitor = (ROOT / "compose/k8s/monitoring.yaml").read_text()
+    assert set(re.findall(r"replacement: (\S+)", monitor)) == JOBS
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
@@ -106,6 +173,11 @@ def test_a_metric_that_does_not_exist_would_be_found(exported: dict[str, set[str
         check('towpath_tasks_due{nonsense="x"}', exported)
     with pytest.raises(AssertionError):
         check("sum by (nonsense) (towpath_tasks_due)", exported)
+    with pytest.raises(AssertionError):
+        check('up{job="nonsense"}', exported)
+    assert check("sum(rate(towpath_tasks_claimed_total[5m])) > 1", exported) == set()
+    by_group = "max by (messaging_consumer_group_name) (towpath_tasks_due) > 1"
+    assert check(by_group, exported) == {"messaging_consumer_group_name"}
 
 
 def test_the_dashboards_are_as_their_builder_makes_them() -> None:

@@ -112,7 +112,7 @@ async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_und
             return min(pages for pages, _ in found)
 
         async def backlog() -> int:
-            return min([(await pages_of(relay, BACKLOG, 0, 15))[0] for _ in range(5)])
+            return min([(await pages_of(relay, BACKLOG, 0, 15, 10_000))[0] for _ in range(5)])
 
         before = await renewal(), await journal_row(), await backlog()
         async with held_horizon(migrated_url):

@@ -8,6 +8,7 @@ from uuid import uuid4
 import asyncpg
 
 from tests.fixtures.fix_cli import Run
+from tests.fixtures.graveyard import bury
 from tests.integration.relaying import FAST, RecordingBroker, emit, eventually, relaying
 from tests.integration.test_cli_commands import ask
 from towpath.relay.census import CensusLoop
@@ -43,8 +44,13 @@ async def looked(census: CensusLoop, db: "asyncpg.Connection[Any]", is_there: Ca
 async def test_a_relay_reports_what_is_unsent_unowned_and_held_open(
     db: "asyncpg.Connection[Any]", migrated_url: str, towpath: Run
 ) -> None:
-    """R15: rows older than its own start, shards that nobody holds, and a transaction that does not end."""
+    """R15: rows older than its own start, shards that nobody holds, a transaction that does not end.
+
+    R8: and messages that the broker refused, whose dead letters are no group's.
+    """
     gauges = Gauges()
+    await bury(db, ["a", "b"], stage="publish")
+    await bury(db, ["c"])  # its group's members count it
     await emit(db, "k", b"old")
     await db.execute("update towpath.outbox set created_at = towpath.clock() - interval '2 hours'")
     await db.execute(
@@ -58,6 +64,7 @@ async def test_a_relay_reports_what_is_unsent_unowned_and_held_open(
     await census.look()
     assert gauges.values[names.OUTBOX_OLDEST_AGE.name] >= 7200
     assert gauges.values[names.SHARDS_UNOWNED.name] == 11
+    assert gauges.values[names.DEAD_LETTERS_OPEN.name] == 2
     transaction = holder.transaction()
     await transaction.start()
     await holder.execute("select pg_current_xact_id()")

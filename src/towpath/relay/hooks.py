@@ -13,6 +13,7 @@ from towpath.brokers.ports import OutboundMessage, PublishResult
 from towpath.errors import MessageRefused
 from towpath.failures import redact
 from towpath.relay.progress import Batch
+from towpath.store.backlog import Backlog
 from towpath.store.outbox import CREATED_AT
 from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
@@ -72,10 +73,11 @@ class RelayHooks:
         age = time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000
         telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age))
 
-    def backlog(self, unowned: int, oldest_unsent_seconds: float, transaction_seconds: float) -> None:
+    def backlog(self, backlog: Backlog, transaction_seconds: float) -> None:
         """What the database knows of the broker's shards, and of its own oldest transaction."""
-        self._telemetry.set(names.SHARDS_UNOWNED, unowned)
-        self._telemetry.set(names.OUTBOX_OLDEST_AGE, oldest_unsent_seconds)
+        self._telemetry.set(names.SHARDS_UNOWNED, backlog.unowned_count)
+        self._telemetry.set(names.OUTBOX_OLDEST_AGE, backlog.oldest_unsent_seconds)
+        self._telemetry.set(names.DEAD_LETTERS_OPEN, backlog.dead_letter_count)
         self._telemetry.set(names.OLDEST_TRANSACTION_AGE, transaction_seconds)
 
     def journal_lag(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 
+from towpath.store.census import COUNTED
 from towpath.store.statements import DEFAULT_SCHEMA, load
 
 
@@ -18,6 +19,8 @@ class Backlog:
     """Shards that no relay holds."""
     oldest_unsent_seconds: float
     """Age of the oldest committed row that the journal does not call sent; 0 when there is none."""
+    dead_letter_count: int
+    """Open ones of messages that no broker took, up to `COUNTED`; of all brokers."""
     oldest_xid: int
     """Of the oldest transaction in progress in the cluster, else the next one there will be."""
     has_open_transaction: bool
@@ -32,9 +35,13 @@ class BacklogStore:
 
     async def take(self, connection: asyncpg.Connection[Any], shards: range) -> Backlog:
         """Of the shards of one broker."""
-        row = await connection.fetchrow(self._statement, shards.start, shards.stop - 1)
+        row = await connection.fetchrow(self._statement, shards.start, shards.stop - 1, COUNTED)
         if row is None:
             raise RuntimeError("the backlog statement returned no row")
         return Backlog(
-            row["unowned"], row["oldest_unsent_seconds"], int(row["xmin"]), row["xmin"] != row["xmax"]
+            row["unowned"],
+            row["oldest_unsent_seconds"],
+            row["dead_letters"],
+            int(row["xmin"]),
+            row["xmin"] != row["xmax"],
         )

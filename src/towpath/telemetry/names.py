@@ -346,8 +346,8 @@ DEAD_LETTERS_OPEN: Final = Metric(
     "towpath.dead_letters.open",
     "gauge",
     "{message}",
-    "Dead letters of the group that nobody has replayed or discarded; counted up to 10,000. Every member "
-    "reports it: take the maximum.",
+    "Dead letters of the group that nobody has replayed or discarded; from a relay, without a group, those "
+    "of messages that were not published. Counted up to 10,000. Every process reports it: take the maximum.",
     ("group",),
 )
 TASKS_REAPED: Final = Metric(

@@ -10,10 +10,13 @@ select r.id, r.host, r.version, r.started_at, r.seen_at, extract(epoch from towp
 
 -- name: backlog
 -- Of shards $1 to $2: how many nobody holds, seconds since the oldest row was written that the journal does not call
--- sent; and the statement's own snapshot. Reads the journal, which is trimmed, and leases from the newest entry of each
--- shard, as renewals do; indexes: outbox_window, primary key of leases.
+-- sent; open dead letters that no group has, up to $3, since they were not published; and the statement's own snapshot.
+-- Reads the journal, which is trimmed, and leases from the newest entry of each shard, as renewals do; indexes:
+-- outbox_window, primary key of leases, dead_letter_open.
 select count(*) filter (where l.relay is null or l.lease_until <= towpath.clock()) as unowned,
        coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
+       (select count(*) from (select from towpath.dead_letter d where d.consumer_group = '' and d.state = 'open'
+          limit $3) x) as dead_letters,
        pg_snapshot_xmin(pg_current_snapshot())::text as xmin, pg_snapshot_xmax(pg_current_snapshot())::text as xmax
   from generate_series($1::integer, $2::integer) n(shard)
   cross join lateral (
