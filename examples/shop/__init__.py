@@ -4,7 +4,7 @@
 |---|---|
 | `messages` | what is said: an event and a task |
 | `fastapi_app` | a transaction for each request, from a dependency |
-| `django_site` | `transaction.atomic`, `manage.py towpath`, `manage.py migrate` |
+| `django_site` | `transaction.atomic`, `manage.py towpath`, `manage.py migrate`, `manage.py test` |
 | `place_order.sql` | psql, for every language without a client of ours |
 | `billing` | the consumer group |
 """

@@ -236,6 +236,16 @@ def test_django_migrates_both_schemas_and_does_so_twice(shop: Shop) -> None:
     assert shop.manage("migrate", "--verbosity", "0").returncode == 0
 
 
+def test_djangos_test_runner_makes_a_database_with_both_schemas(shop: Shop) -> None:
+    """P1: where tests emit and submit, and leave nothing in the service's own database."""
+    before = shop.counts()
+
+    ran = shop.manage("test", "--noinput", "examples.shop.django_site")
+
+    assert (ran.returncode, "Ran 2 tests" in ran.stderr) == (0, True), ran.stderr
+    assert shop.counts() == before
+
+
 def test_an_order_placed_with_psql_is_paid_and_keeps_its_trace(shop: Shop) -> None:
     """O4"""
     placed = shop.psql(order="s'1", amount="9", traceparent=TRACE)

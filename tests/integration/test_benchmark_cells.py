@@ -6,13 +6,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.cells import draining, latency, producers, publishing
+from benchmarks.cells import draining, latency, producers, publishing, telemetry
 from benchmarks.cells.round import Round, Trial
 from benchmarks.stage import Stage, prepare
 from towpath.testing.services import KafkaServer, PostgresServer, RabbitServer
 
 TRIALS: dict[str, tuple[Trial, ...]] = {
-    "backlogs": (draining.floor_500, draining.idle, draining.held),
+    "backlogs": (draining.floor_500, draining.idle, draining.held, telemetry.watched_relay),
     "relays": (draining.retained, draining.several(2)),
     "steady": (latency.FLOOR_AT[200], latency.beside_uncommitted),
     "others": (publishing.gathered, publishing.relayed, producers.TRIALS[1]["towpath"]),

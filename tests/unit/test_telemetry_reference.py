@@ -5,6 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry.semconv._incubating.attributes import (
+    error_attributes,
+    messaging_attributes,
+    server_attributes,
+)
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.semconv.schemas import Schemas
 
 from towpath.telemetry import names
 from towpath.telemetry.events import EVENTS
@@ -102,6 +109,19 @@ def test_every_listed_metric_is_reported_somewhere_with_all_its_labels() -> None
         told.setdefault(metric.name, {"system", "server_address", "server_port"}).update(labels)
     assert sorted({metric.name for metric in METRICS} - told.keys()) == []
     assert [each.name for each in METRICS if set(each.attributes) - told[each.name]] == []
+
+
+def test_what_is_not_ours_is_spelled_as_in_the_newest_conventions() -> None:
+    """After an upgrade of OpenTelemetry: look what its conventions changed, then raise `SCHEMA_URL`."""
+    known = {
+        value
+        for module in (messaging_attributes, messaging_metrics, server_attributes, error_attributes)
+        for value in vars(module).values()
+        if isinstance(value, str)
+    }
+    used = {*names.ATTRIBUTES.values(), *(metric.name for metric in METRICS)}
+    assert {name for name in used if not name.startswith("towpath.")} <= known
+    assert list(Schemas)[-1].value == names.SCHEMA_URL
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: event.name)
