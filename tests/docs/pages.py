@@ -29,7 +29,11 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The blocks of a page, by its path from the repository, in their order."""
-    content = (REPOSITORY / page).read_text(encoding="utf-8")
+    return fenced((REPOSITORY / page).read_text(encoding="utf-8"))
+
+
+def fenced(content: str) -> list[Block]:
+    """The blocks of a text."""
     return [
         Block(match[2], dedent(match[3]), content.count("\n", 0, match.start()) + 1)
         for match in _FENCE.finditer(content)

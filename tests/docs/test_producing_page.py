@@ -14,8 +14,9 @@ from uuid import uuid4
 import psycopg
 import pytest_asyncio
 
-from tests.docs.pages import REPOSITORY, blocks
+from tests.docs.pages import REPOSITORY, blocks, fenced
 from tests.fixtures.fix_postgres import PROGRAMS
+from towpath import tasks
 from towpath.messages import limits
 from towpath.outbox import DEFAULT_MAX_PAYLOAD_BYTES
 from towpath.store.database import sqlalchemy_url
@@ -55,6 +56,23 @@ async def test_emitting_and_submitting_work_as_shown(db: Any, page: dict[str, An
 
     assert await keys(db) == ["o-1", "o-1", "o-2", "o-3"]
     await page["look"](await db.fetchval("select id from towpath.task"))
+
+
+async def test_the_example_of_the_reference_reads_a_task_and_its_result(
+    db: Any, page: dict[str, Any]
+) -> None:
+    """The only block that the site takes from a docstring."""
+    await page["place"]("o-1", 5)
+    await db.execute(
+        "update towpath.task set state = 'SUCCEEDED', started_at = now(), finished_at = now(), result = '7'"
+    )
+    (example,) = fenced(tasks.__doc__ or "")
+    page["task_id"] = await db.fetchval("select id from towpath.task")
+
+    async with page["AsyncSession"](page["engine"]) as page["session"]:
+        await run(example.text, page)
+
+    assert (page["task"].state, page["value"]) == ("SUCCEEDED", 7)
 
 
 async def test_a_command_to_another_database_travels_with_its_body(db: Any, page: dict[str, Any]) -> None:

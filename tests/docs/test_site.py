@@ -62,6 +62,12 @@ def test_each_public_name_is_in_the_reference(site: Path) -> None:
     assert {f"towpath.errors.{cls.__name__}" for cls in error_classes()} <= described
 
 
+def test_every_block_of_python_in_the_reference_is_one_that_a_test_runs(site: Path) -> None:
+    """Of `tasks`, in test_producing_page.py; errors and commands have none."""
+    made = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    assert made.count('<div class="highlight-python notranslate">') == 1
+
+
 def test_each_command_option_and_error_code_is_in_the_reference(site: Path) -> None:
     cli = text_of(site / "reference" / "cli.html")
     for path, command in commands():
