@@ -58,6 +58,7 @@ def test_no_secret_of_the_broker_is_shown(show: Callable[..., str]) -> None:
         "listed": [CANARY],
         "acks": "all",
         "linger_ms": 5,
+        "check_crcs": False,
     }
     text = show(
         DATABASE_URL="postgresql://db/orders",
@@ -68,7 +69,7 @@ def test_no_secret_of_the_broker_is_shown(show: Callable[..., str]) -> None:
 
     assert CANARY not in text
     assert "amqps://app:***@mq:5671/?auth=***" in text
-    assert "acks=all linger_ms=5" in text
+    assert "acks=all linger_ms=5 check_crcs=false" in text
 
 
 def test_every_setting_is_shown_with_its_variable(show: Callable[..., str]) -> None:
@@ -79,6 +80,7 @@ def test_every_setting_is_shown_with_its_variable(show: Callable[..., str]) -> N
         assert f'"{name}":' in text
     assert "TOWPATH_RELAY__POLL_MAX" in text
     assert '"TOWPATH_RELAY__POLL_MAX": "1m"' in text
+    assert [line.split()[1] for line in text.splitlines() if "CANARIES" in line] == ["true", "true,"]
     assert "postgresql://app@db/orders" in text
 
 

@@ -1,6 +1,7 @@
 """Settings from the environment: everything wrong is named in one line, nothing secret is shown."""
 
 import json
+import re
 import tomllib
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,8 @@ from jsonschema import Draft202012Validator
 
 from tests.docs.pages import blocks
 from towpath import settings
+from towpath.brokers.kafka import config as kafka
+from towpath.brokers.rabbitmq import config as rabbitmq
 from towpath.cli.settings_reference import TABLES
 from towpath.errors import SettingsError
 from towpath.settings.types import revealed
@@ -284,6 +287,32 @@ def test_the_settings_page_is_current() -> None:
     assert all(f"<!-- table: {name} -->" in text for name in TABLES)
     assert text == with_tables(text, TABLES), "run: python -m towpath.cli.settings_reference docs/settings.md"
     assert all(f"`{name}`" in text for name in settings.variables())
+
+
+def test_the_broker_options_on_the_settings_page_are_those_there_are() -> None:
+    """O2: with their defaults."""
+    section = PAGE.read_text(encoding="utf-8").partition("## Broker options")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z]+_[a-z_]+|partitions)`", section)) - {"too_large"}
+    assert named == kafka._KNOWN | rabbitmq._KNOWN
+    for line in section.splitlines():
+        if match := re.match(r"\| `(\w+)` \| RabbitMQ \|", line):
+            assert match[1] in rabbitmq._KNOWN
+        if match := re.match(r"\| `(\w+)` \| Kafka \|", line):
+            assert match[1] in kafka._KNOWN
+    ours, theirs = kafka.KafkaConfig.read("kafka://h", {}), rabbitmq.RabbitConfig.read("amqp://h", {})
+    limits = f"{ours.max_message_bytes} (Kafka), {theirs.max_message_bytes} (RabbitMQ)"
+    assert f"| `max_message_bytes` | both | {limits} |" in section
+    assert f"with `partitions` ({ours.partitions})" in section
+    defaults = {
+        "commit_interval_ms": round(ours.commit_interval_seconds * 1000),
+        "connect_timeout_ms": round(theirs.connect_timeout_seconds * 1000),
+        "connection_name": theirs.connection_name,
+        "heartbeat_seconds": theirs.heartbeat_seconds,
+        "publish_concurrency": theirs.publish_concurrency,
+        "queues_per_group": theirs.queues_per_group,
+    }
+    for name, default in defaults.items():
+        assert re.search(rf"^\| `{name}` \| \w+ \| `{default}` \|", section, re.MULTILINE), name
 
 
 def test_the_file_on_the_settings_page_is_accepted(file: Path) -> None:

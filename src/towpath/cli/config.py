@@ -82,6 +82,9 @@ def _parameter(text: str) -> str:
 
 
 def _text(value: object) -> str:
+    """As the setting may be written."""
     if isinstance(value, Mapping):
-        return " ".join(f"{key}={item}" for key, item in value.items()) or "-"
-    return "-" if value is None else str(value)
+        return " ".join(f"{key}={_text(item)}" for key, item in value.items()) or "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value in (None, "") else str(value)

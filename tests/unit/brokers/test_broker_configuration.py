@@ -75,6 +75,8 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         ("kafka://h", {"enable_idempotense": False}, "did you mean enable_idempotence"),
         ("kafka://h", {"enable_idempotence": "perhaps"}, "true or false"),
         ("kafka://h", {"session_timeout_ms": "soon"}, "whole number"),
+        ("kafka://h", {"linger_ms": "soon"}, "linger_ms must be a whole number"),
+        ("kafka://h", {"check_crcs": "perhaps"}, "true or false"),
         ("kafka://h", {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 30_000}, "rebalance_timeout_ms"),
         ("kafka://h", {"ssl_cafile": "ca.pem"}, "kafka\\+ssl"),
         ("kafka+ssl://h", {"ssl_cafile": "/nowhere/ca.pem"}, "TLS files"),
@@ -105,6 +107,15 @@ def test_kafka_defaults_are_ours_where_the_clients_are_wrong() -> None:
     assert config.producer["enable_idempotence"] is True
     assert config.producer["compression_type"] == "gzip"
     assert 1_000_000 < config.max_message_bytes < 1_048_588
+
+
+def test_options_that_are_text_become_what_the_client_takes() -> None:
+    """O2: `TOWPATH_BROKER_OPTIONS__LINGER_MS=5` is text."""
+    options = {"linger_ms": "5", "fetch_max_bytes": "100", "check_crcs": "false", "retry_backoff_ms": "7"}
+    config = KafkaConfig.read("kafka://h", options)
+    assert config.producer["linger_ms"] == 5
+    assert (config.consumer["fetch_max_bytes"], config.consumer["check_crcs"]) == (100, False)
+    assert config.client["retry_backoff_ms"] == 7
 
 
 def test_urls_are_split_with_escapes_and_ipv6() -> None:

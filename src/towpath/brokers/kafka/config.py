@@ -166,7 +166,14 @@ def _starts_at_the_end(options: Mapping[str, object]) -> bool:
 
 
 def _chosen(options: Mapping[str, object], names: frozenset[str]) -> dict[str, object]:
-    return {name: options[name] for name in names if name in options}
+    return {name: _typed(options, name) for name in names if name in options}
+
+
+def _typed(options: Mapping[str, object], name: str) -> object:
+    """As the client wants it: what comes from a variable of its own is text."""
+    if name.endswith(("_ms", "_bytes", "_size")):
+        return _number(options, name, 0)
+    return _flag(options, name, default=True) if name == "check_crcs" else options[name]
 
 
 def _client(url: BrokerUrl, options: Mapping[str, object]) -> dict[str, object]:
