@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.fixtures.fix_cli import Run
 from towpath import transport
 from towpath.brokers.factory import broker_from_url
-from towpath.errors import ConfigurationError
+from towpath.errors import ConfigurationError, TowpathError
 from towpath.store import migrate
 from towpath.store.database import Database
 from towpath.testing.proxy import TcpProxy
@@ -21,6 +21,7 @@ from towpath.testing.services.postgres import distribution_programs
 
 FILES = Path(__file__).parents[1] / "fixtures" / "tls"
 AUTHORITY = FILES / "authority.pem"
+CLIENT, CLIENT_KEY = FILES / "client.pem", FILES / "client.key"
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +30,16 @@ def tls_postgres() -> Iterator[str]:
 
     def with_files(server: PostgresServer) -> None:
         server.run("initdb", "-D", server.data_directory, "-U", "postgres", "-E", "UTF8", "--no-sync")
-        for name in ("server.pem", "server.key"):
+        for name in ("server.pem", "server.key", "client.pem"):
             shutil.copy(FILES / name, server.data_directory / name)
             (server.data_directory / name).chmod(0o600)
 
-    settings = {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key"}
+    settings = {
+        "ssl": "on",
+        "ssl_cert_file": "server.pem",
+        "ssl_key_file": "server.key",
+        "ssl_ca_file": "client.pem",
+    }
     with PostgresServer(settings=settings, programs=distribution_programs(), fill=with_files) as server:
         yield server.url()
 
@@ -52,20 +58,35 @@ async def test_every_way_to_postgres_verifies_by_the_systems_authorities(
 ) -> None:
     """X4: asyncpg's pool, SQLAlchemy over asyncpg and over psycopg, and migrations."""
     is_far.setenv("SSL_CERT_FILE", str(AUTHORITY))
-    is_encrypted = "select ssl from pg_stat_ssl where pid = pg_backend_pid()"
-    database = Database(tls_postgres, session_count=1)
+    await every_way_answers(tls_postgres, "select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+
+
+async def test_every_way_to_postgres_presents_the_certificate_of_the_url(
+    tls_postgres: str, is_far: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """X4"""
+    shutil.copy(CLIENT_KEY, tmp_path)
+    (tmp_path / CLIENT_KEY.name).chmod(0o600)
+    files = f"sslcert={CLIENT}&sslkey={tmp_path / CLIENT_KEY.name}&sslrootcert={AUTHORITY}"
+    presented = "select client_dn = '/CN=towpath client' from pg_stat_ssl where pid = pg_backend_pid()"
+    await every_way_answers(f"{tls_postgres}?{files}", presented)
+
+
+async def every_way_answers(url: str, question: str) -> None:
+    """With yes."""
+    database = Database(url, session_count=1)
     await database.start()
     try:
-        assert await database.pool.fetchval(is_encrypted)
+        assert await database.pool.fetchval(question)
         async with database.engine.connect() as connection:
-            assert await connection.scalar(sa.text(is_encrypted))
+            assert await connection.scalar(sa.text(question))
 
         def through_psycopg() -> object:
             with database.sync_engine.connect() as plain:
-                return plain.scalar(sa.text(is_encrypted))
+                return plain.scalar(sa.text(question))
 
         assert await asyncio.to_thread(through_psycopg)
-        assert await asyncio.to_thread(migrate.current, tls_postgres) is None
+        assert await asyncio.to_thread(migrate.current, url) is None
     finally:
         await database.aclose()
 
@@ -139,3 +160,24 @@ async def broker_is_verified(url: str) -> None:
             await admin.check(["never-made"], [])
     finally:
         await admin.aclose()
+
+
+async def test_a_certificate_is_presented_to_brokers_that_ask_for_one(
+    amqps_url: str, kafka_ssl_url: str, server_context: ssl.SSLContext
+) -> None:
+    """X4"""
+    server_context.load_verify_locations(CLIENT)
+    server_context.verify_mode = ssl.CERT_REQUIRED
+    options = {"ssl_cafile": str(AUTHORITY), "ssl_certfile": str(CLIENT), "ssl_keyfile": str(CLIENT_KEY)}
+    for url in (amqps_url, kafka_ssl_url):
+        admin = broker_from_url(url, options).admin()
+        try:
+            assert len(await admin.check(["never-made"], [])) == 1
+        finally:
+            await admin.aclose()
+        admin = broker_from_url(url, {"ssl_cafile": str(AUTHORITY)}).admin()
+        try:
+            with pytest.raises(TowpathError):
+                await admin.check(["never-made"], [])
+        finally:
+            await admin.aclose()
