@@ -18,6 +18,7 @@ import yaml
 from tests.deployment.kinds import KUSTOMIZATION, SCHEMAS, described
 from tests.fixtures.images import IMAGES, read
 from towpath.backoff import parse_duration
+from towpath.brokers.kafka import config as kafka
 from towpath.brokers.rabbitmq.topology import broker_dead_letter_address, group_queues
 from towpath.consumer.service import load_app
 from towpath.settings import load, variables
@@ -218,6 +219,22 @@ def test_only_what_stays_is_asked_for_its_health() -> None:
     for name, service in COMPOSE["services"].items():
         if service["image"] in [read(each).tag for each in IMAGES]:
             assert (service.get("healthcheck") == {"disable": True}) is ("deploy" not in service), name
+
+
+def test_the_patch_for_rabbitmq_changes_what_is_there_and_only_the_signal_of_the_broker() -> None:
+    (base,) = [each for each in _of("ScaledObject").values() if each["metadata"]["name"] == "orders"]
+    (namespace,) = _of("Namespace")
+    assert PATCH["metadata"] == {"name": "orders", "namespace": namespace}
+    kinds = [[each["type"] for each in scaled["spec"]["triggers"]] for scaled in (base, PATCH)]
+    assert kinds == [["kafka", "postgresql"], ["rabbitmq", "postgresql"]]
+    assert PATCH["spec"]["triggers"][1] == base["spec"]["triggers"][1]
+
+
+def test_the_policy_lets_out_to_what_the_processes_need() -> None:
+    """The usual ports: DNS, Postgres, Kafka and RabbitMQ (with TLS), a collector."""
+    (policy,) = _of("NetworkPolicy").values()
+    (rule,) = policy["spec"]["egress"]
+    assert {each["port"] for each in rule["ports"]} == {53, 5432, kafka.DEFAULT_PORT, 9093, 5671, 4318}
 
 
 def test_the_scaler_counts_the_messages_of_the_groups_queues() -> None:
