@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
 from typing import Any
+from uuid import uuid4
 
 import jsonschema
 import promql_parser
@@ -17,8 +18,10 @@ from prometheus_client import REGISTRY
 
 from tests.deployment.kinds import RULES
 from tests.fixtures.images import read
-from towpath.telemetry.metrics import OpenTelemetry
-from towpath.telemetry.names import METRICS
+from towpath.consumer.reporting import Report
+from towpath.relay.hooks import RelayHooks
+from towpath.telemetry.metrics import OpenTelemetry, Telemetry
+from towpath.telemetry.names import METRICS, Metric
 
 ROOT = Path(__file__).parents[2]
 FROM_PROMETHEUS = {"up"}
@@ -134,6 +137,34 @@ def test_an_alert_asks_for_metrics_that_exist(rule: dict[str, Any], exported: di
     known = r"\$value( \| humanizeDuration)?|(with )?\$labels\.\w+|\.|else|end"
     assert [word for word in words if not re.fullmatch(known, word)] == []
     assert said.count("{{") == said.count("}}") == len(words)
+
+
+class Zeros(Telemetry):
+    """Counters that are there before anything is counted."""
+
+    def __init__(self) -> None:
+        self.names = set[str]()
+
+    def add(self, metric: Metric, amount: float = 1, /, **labels: str | None) -> None:
+        if amount == 0:
+            self.names.add(f"{metric.name.replace('.', '_')}_total")
+
+
+AGAIN_AND_AGAIN = {"towpath_relay_backoffs_total"}
+"""Grows as long as what the alert is about lasts."""
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_sees_also_the_first_of_what_it_counts(rule: dict[str, Any]) -> None:
+    """O5: a counter that begins with a number shows no increase."""
+    zeros = Zeros()
+    RelayHooks(uuid4(), {}, zeros)
+    Report("billing", zeros)
+    for node in nodes(promql_parser.parse(rule["expr"])):
+        if isinstance(node, promql_parser.Call) and node.func.name == "increase":
+            counter = node.args[0].vector_selector.name
+            begun = f"{counter} unless {counter} offset"
+            assert counter in zeros.names | AGAIN_AND_AGAIN or begun in rule["expr"], counter
 
 
 def test_prometheus_scrapes_every_process_of_the_compose_file_at_its_port() -> None:

@@ -26,6 +26,9 @@ class Report:
         self._group = group
         self._telemetry = telemetry
         telemetry.set(names.BREAKERS_OPEN, 0, group=group)
+        telemetry.add(
+            names.WORKER_LEASES_LOST, 0, group=group
+        )  # an increase is seen in what was there before
 
     def claimed(self, works: Sequence[Work]) -> None:
         """Attempts begin."""

@@ -35,6 +35,7 @@ class RelayHooks:
         self._relay = str(relay)
         self._telemetry = telemetry
         self._tracer = SendTracer(labels)
+        telemetry.add(names.RELAY_LEASES_LOST, 0)  # an increase is seen only in what was there before
 
     @contextmanager
     def window(self, messages: Sequence[OutboundMessage]) -> Iterator[SentWindow]:
