@@ -209,14 +209,6 @@ class TestProcessing:
             run_no=1,
         )
 
-    def test_on_request_it_links_instead(self, spans: InMemorySpanExporter) -> None:
-        headers = create()
-        span = self.run(headers, is_parented=False)
-        finished = by_name(spans)["process orders"]
-        assert finished.parent is None
-        assert span.trace_id != trace_id_of(headers)
-        assert [link.context.span_id for link in finished.links] == [span_context(headers).span_id]  # type: ignore[union-attr]
-
     def test_a_message_without_context_gets_one_that_later_attempts_join(
         self, spans: InMemorySpanExporter
     ) -> None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
 
 from towpath.failures import Failure, describe
 from towpath.messages.headers import Headers
@@ -182,24 +182,20 @@ def process_span(
     run_no: int = 0,
     trigger: str = "broker",
     labels: Mapping[str, str | int] = MappingProxyType({}),
-    is_parented: bool = True,
     is_traced: bool | None = None,
 ) -> ProcessSpan:
     """Start the span of one attempt, below the message's creation context; `labels` tell the broker.
 
-    With `is_parented=False` it starts a trace of its own that links to the creation context, for
-    groups whose traces must not grow with those of their producers. Without an SDK nothing is read
-    or described until a log line or a message that the handler emits asks for the context. Who starts
-    many says whether there is one: to ask costs as much as all the rest.
+    Without an SDK nothing is read or described until a log line or a message that the handler emits asks
+    for the context. Who starts many says whether there is one: to ask costs as much as all the rest.
     """
     if not (has_sdk() if is_traced is None else is_traced):
         return ProcessSpan(_RemoteSpan(headers), headers)
     remote = span_context(headers)
     span = _TRACER.start_span(
         f"process {destination}",
-        context=ROOT if remote is None or not is_parented else parent_of(remote),
+        context=ROOT if remote is None else parent_of(remote),
         kind=SpanKind.CONSUMER,
-        links=[] if is_parented or remote is None else [Link(remote)],
         attributes=attributes(
             **labels,
             operation="process",
