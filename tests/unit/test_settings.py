@@ -315,6 +315,20 @@ def test_the_broker_options_on_the_settings_page_are_those_there_are() -> None:
         assert re.search(rf"^\| `{name}` \| \w+ \| `{default}` \|", section, re.MULTILINE), name
 
 
+def test_the_example_of_the_relays_settings_shows_the_defaults(environment: pytest.MonkeyPatch) -> None:
+    """O2: but for addresses and the health port."""
+    lines = (PAGE.parents[1] / "outbox_relay" / "example.env").read_text(encoding="utf-8").splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    defaults = settings.load().model_dump(exclude={"database_url", "broker_url"})
+    for name, value in given.items():
+        environment.setenv(name, value)
+
+    loaded = settings.load().model_dump(exclude={"database_url", "broker_url"})
+
+    assert loaded["relay"].pop("health_port") > defaults["relay"].pop("health_port") == 0
+    assert loaded == defaults
+
+
 def test_the_file_on_the_settings_page_is_accepted(file: Path) -> None:
     (example,) = (block.text for block in blocks("docs/settings.md") if block.language == "toml")
     file.write_text(example)
