@@ -12,6 +12,7 @@ import pytest
 
 from tests.fixtures.fix_cli import Ran, Run
 from tests.fixtures.graveyard import TRACE, bury, everything
+from tests.fixtures.json_documents import check_document
 from towpath.brokers.factory import broker_from_url
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
@@ -63,8 +64,10 @@ def shape(row: dict[str, Any]) -> dict[str, type]:
 
 
 async def ask(towpath: Run, *arguments: str) -> Any:
+    """What a command says, in the published shape."""
     ran = await asyncio.to_thread(towpath, *arguments, "--json")
     assert (ran.code, ran.err) == (0, "")
+    check_document([*arguments, "--json"], ran.out)
     return json.loads(ran.out)
 
 
