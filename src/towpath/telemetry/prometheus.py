@@ -35,5 +35,8 @@ def page(accept: str) -> tuple[bytes, str]:
         from prometheus_client.exposition import choose_encoder  # noqa: PLC0415  optional dependency
     except ImportError as error:
         raise MissingExtra("otel", "/metrics") from error
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # at a version that is no number
+        encode, content_type = choose_encoder("")
     return encode(REGISTRY), content_type
