@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from tests.faults import defects, freezing
+from tests.faults import defects, freezing, holding
 from tests.faults.ledger import Lapsed, Ledger, now
 from tests.faults.messages import RETENTION_VARIABLE, Kind, declare
 from towpath.app import App
@@ -41,6 +41,7 @@ _DONE: Final = text("insert into done (id, kind, at) values (:id, :kind, :at)")
 
 defects.plant()
 freezing.arm()
+holding.tell()
 ledger = Ledger.of_this_process()
 
 

@@ -1,17 +1,30 @@
 """A soak's verdict: what grows is caught, what is only restless is not."""
 
+import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
+from tests.faults import holding
 from tests.faults.plan import steady_lane
 from tests.faults.servers import BrokerName
 from tests.faults.soak.flatness import TOLERANCES, Series, judge
 from tests.faults.soak.strikes import WITNESSES, in_random_order, strikes_at
 
 MEGABYTE = 2.0**20
+HOLDS = """
+import ctypes, time
+from tests.faults import holding
+buffer, objects = ctypes.create_string_buffer(30 << 20), [object() for _ in range(500_000)]
+holding.tell()
+time.sleep(120)
+"""
 SINCE, UNTIL = 360.0, 1800.0
 
 
@@ -31,9 +44,13 @@ def word(figure: str, sampled: Series) -> str:
 
 
 def test_what_grows_with_time_is_caught_also_under_noise() -> None:
-    """30 MiB in half an hour, of a process of 100 MiB; a descriptor a minute; a table by its rows."""
-    leak = series(lambda at: (100 + at / 60) * MEGABYTE, noise=3 * MEGABYTE)
+    """60 MiB in half an hour, of a process of 100 MiB; 100 bytes or four objects for each of 24 messages a
+    second; a descriptor a minute; a table by its rows.
+    """
+    leak = series(lambda at: (100 + at / 30) * MEGABYTE, noise=3 * MEGABYTE)
     assert word("memory of relay-1", leak) == "GROWS"
+    assert word("malloc of relay-1", series(lambda at: 22 * MEGABYTE + 2400 * at)) == "GROWS"
+    assert word("Python blocks of relay-1", series(lambda at: 560_000 + 96 * at, noise=20_000)) == "GROWS"
     assert word("descriptors of member-1", series(lambda at: 30 + at / 60, noise=2)) == "GROWS"
     assert word("table task", series(lambda at: at * 4096, noise=50_000)) == "GROWS"
 
@@ -42,6 +59,7 @@ def test_what_is_restless_and_flat_is_not() -> None:
     """Noise, a sawtooth as of a ring, single peaks, and growth that ends while everything warms up."""
     noisy = series(lambda _: 100 * MEGABYTE, noise=10 * MEGABYTE)
     assert word("memory of relay-1", noisy) == "flat"
+    assert word("Python blocks of relay-1", series(lambda _: 580_000, noise=30_000)) == "flat"
     assert word("table outbox_N", series(lambda at: at % 240 * 50_000)) == "flat"
     assert word("broker depth", series(lambda at: 20_000 if at % 300 == 0 else 3)) == "flat"
     assert word("table task", series(lambda at: min(at, SINCE) * 40_000, noise=200_000)) == "flat"
@@ -61,6 +79,24 @@ def test_what_grows_by_design_says_why() -> None:
     assert word("table dead_letter", series(lambda _: 8192)) == "flat"
     assert judge("table audit", grown, SINCE, UNTIL).is_kept
     assert not judge("table task", grown, SINCE, UNTIL).is_kept
+
+
+def test_a_process_tells_what_its_allocators_hold(tmp_path: Path) -> None:
+    """Large buffers of C code, and small objects of Python's."""
+    path = holding.file_of(tmp_path, "member-1")
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS], env={**os.environ, holding.ENVIRONMENT_VARIABLE: str(path)}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while (held := holding.read(path)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    assert held is not None
+    assert held[0] > 30 * MEGABYTE
+    assert held[1] > 500_000
 
 
 def test_each_kind_of_figure_has_a_tolerance() -> None:

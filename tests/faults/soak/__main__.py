@@ -16,7 +16,7 @@ from tests.faults.soak.flatness import Flatness, reason
 from tests.faults.soak.running import Soak, perform
 
 _SMALL: Final = 256 * 1024
-_IN_BYTES: Final = ("memory", "table", "index", "catalogs")
+_IN_BYTES: Final = ("memory", "malloc", "table", "index", "catalogs")
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tests.acceptance.world import world_of
+from tests.faults import holding
 from tests.faults.case import Case
 from tests.faults.checker import check
 from tests.faults.evidence import gather
@@ -60,7 +61,8 @@ class SoakWorld(FaultWorld):
 
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
         """With short retentions."""
-        super().spawn(name, *argv, **{**self._retentions, **environment})
+        telling = {holding.ENVIRONMENT_VARIABLE: str(holding.file_of(self.directory, name))}
+        super().spawn(name, *argv, **{**self._retentions, **telling, **environment})
 
     def start(self, name: str, **environment: str) -> None:
         """By the role in its name."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from tests.faults import holding
 from tests.faults.world import MEMBERS, PRODUCERS, RELAYS, UNREACHABLE, FaultWorld
 
 _PATIENCE_SECONDS: Final = 20.0
@@ -59,15 +60,17 @@ class Sampler:
     def _processes(self, at: float) -> None:
         for name in (*RELAYS, *MEMBERS, *PRODUCERS):
             pid = self._world.pids[name]
-            figures = [f"memory of {name}", f"descriptors of {name}"]
+            figures = [f"{what} of {name}" for what in ("memory", "descriptors", "malloc", "Python blocks")]
             if self._pids.setdefault(name, pid) != pid:
                 self._pids[name] = pid
                 for figure in figures:
                     self.series[figure].clear()
             with suppress(OSError):
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                resident = pages * resource.getpagesize()
                 count = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-                for figure, value in zip(figures, (pages * resource.getpagesize(), count), strict=True):
+                held = holding.read(holding.file_of(self._world.directory, name)) or ()
+                for figure, value in zip(figures, (resident, count, *held), strict=False):
                     self.series[figure].append((at, value))
 
     async def _database(self, at: float) -> None:
