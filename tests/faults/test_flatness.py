@@ -15,6 +15,7 @@ from tests.faults import holding
 from tests.faults.plan import steady_lane
 from tests.faults.servers import BrokerName
 from tests.faults.soak.flatness import TOLERANCES, Series, judge
+from tests.faults.soak.running import ALLOCATOR
 from tests.faults.soak.strikes import WITNESSES, in_random_order, strikes_at
 
 MEGABYTE = 2.0**20
@@ -97,6 +98,13 @@ def test_a_process_tells_what_its_allocators_hold(tmp_path: Path) -> None:
     assert held is not None
     assert held[0] > 30 * MEGABYTE
     assert held[1] > 500_000
+
+
+@pytest.mark.parametrize("image", ["outbox_relay", "consumers"])
+def test_the_allocator_is_set_as_in_the_images(image: str) -> None:
+    """Otherwise glibc keeps what one large buffer needed, and more with each outage."""
+    words = (Path(__file__).parents[2] / image / "Dockerfile").read_text().split()
+    assert {f"{name}={value}" for name, value in ALLOCATOR.items()} <= set(words)
 
 
 def test_each_kind_of_figure_has_a_tolerance() -> None:

@@ -48,6 +48,10 @@ select -((select count(*) from towpath.outbox_message where status = 'PENDING')
 """
 
 
+ALLOCATOR: Final = {"MALLOC_TRIM_THRESHOLD_": "131072"}
+"""As in the images."""
+
+
 class SoakWorld(FaultWorld):
     """Retentions that are over within minutes, and producers without an end."""
 
@@ -62,7 +66,7 @@ class SoakWorld(FaultWorld):
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
         """With short retentions."""
         telling = {holding.ENVIRONMENT_VARIABLE: str(holding.file_of(self.directory, name))}
-        super().spawn(name, *argv, **{**self._retentions, **telling, **environment})
+        super().spawn(name, *argv, **{**ALLOCATOR, **self._retentions, **telling, **environment})
 
     def start(self, name: str, **environment: str) -> None:
         """By the role in its name."""
