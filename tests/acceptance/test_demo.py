@@ -212,11 +212,23 @@ def test_the_demo_fails_and_stops_everything_when_its_check_does(tmp_path: Path)
         demo.kill()
 
 
-def test_ctrl_c_in_the_middle_stops_everything(tmp_path: Path) -> None:
+def test_the_demo_keeps_every_promise_on_kafka(tmp_path: Path) -> None:
+    """A10"""
     demo = Demo(tmp_path / "output.txt", "--broker", "kafka")
     try:
-        demo.wait_for("started: relay")
+        assert demo.exit_code() == 0, demo.printed
         assert "Apache Kafka on " in demo.printed
+        assert {*re.findall(r"ok  ([^:]+):", demo.printed)} == {*FOUND_BY.values()}
+        assert "every promise was kept" in demo.printed
+        assert demo.survivors() == []
+    finally:
+        demo.kill()
+
+
+def test_ctrl_c_in_the_middle_stops_everything(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "output.txt")
+    try:
+        demo.wait_for("started: relay")
         demo.interrupt()
         assert demo.exit_code() == 130, demo.printed
         assert demo.survivors() == []
