@@ -65,6 +65,14 @@ async def test_a_repeat_of_a_delayed_task_is_the_first(db: Any) -> None:
     assert await db.fetchval("select count(*) from towpath.outbox") == 0
 
 
+async def test_a_time_in_the_past_is_now(db: Any) -> None:
+    """R3: members look for what is due from a little before their last look on."""
+    before = await db.fetchval("select towpath.clock()")
+    async with db.transaction():
+        await submit(db, Weigh("a", 1), at=datetime.now(UTC) - timedelta(days=1))
+    assert before <= await db.fetchval("select due_at from towpath.task")
+
+
 @pytest.mark.parametrize("ordering", ["key", "none"])
 async def test_it_starts_on_time(migrated_url: str, ordering: Any) -> None:
     """R18: never early, and nobody has to ask for it."""

@@ -119,7 +119,7 @@ async def test_what_was_taken_back_says_so_in_its_history(towpath: Run, db: Any,
     database = Database(migrated_url, pool_size=1)
     await database.start()
     reaps = ReapStore(database, "depot")
-    assert [await reaps.reap_abandoned(10) for _ in range(2)] == [3, 0]
+    assert [await reaps.reap_abandoned(10, everywhere=True) for _ in range(2)] == [3, 0]
     assert await reaps.redrive_lost(0.0, 10, is_ordered=True) == 1
     await database.aclose()
     expected = {

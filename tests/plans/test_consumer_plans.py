@@ -166,6 +166,7 @@ async def test_rows_are_found_by_their_whole_key(
             "reap": "t",
             "redrive": "t",
             "report_progress": "t",
+            "cancellations": "t",
         }
         wrong = {}
         for name, alias in by_id.items():
@@ -187,13 +188,12 @@ async def test_searches_walk_the_partial_index_made_for_them(
     connection = await pinned(migrated_url)
     try:
         expected = {
-            "due_lanes": "task_due",
-            "due_lanes_but": "task_due_of_type",
-            "next_due": "task_due",
+            "due": "task_due_of_type",
+            "first_waiting": "task_due_of_type",
             "next_of_lanes": "task_parked",
             "abandoned": "task_running",
             "claims_of_worker": "task_running",
-            "cancellations": "task_running",
+            "abandoned_anywhere": "task_running",
             "lost": "task_accepted",
         }
         found = {}
@@ -245,10 +245,10 @@ insert into towpath.key_gate (consumer_group, source, lane, head)
   select consumer_group, source, lane, id from towpath.task where position between $1 and $2
 """
 LOOKS = {
-    "due_lanes": "'h', 100",
-    "due_lanes_but": "'g', 100, '{held}'",
-    "next_due": "'h'",
-    "abandoned": "'g', 100",
+    "due": "'g', 100, '{later}', '{null}', 1, 1",
+    "first_waiting": "'g', 1",
+    "abandoned": "'g', 100, '{}'",
+    "abandoned_anywhere": "'g', 100",
     "release_lost": "'g', 1, 100",
     "lost": "'g', 1, 100, true",
     "stale_gates": "'g', 's', 'k1', 100",

@@ -1,5 +1,6 @@
 """The statements that claim, for the broker and from the database, as rules over the model of Postgres."""
 
+import math
 from typing import Any
 from uuid import UUID
 
@@ -140,20 +141,40 @@ class ClaimSchema(WorkSchema):
 
     # From the database
 
-    def due_lanes(self, x: Transaction, group: str, limit: int) -> list[Record]:
-        return self.due_lanes_but(x, group, limit, [])
+    def due(
+        self,
+        x: Transaction,
+        group: str,
+        limit: int,
+        types: list[str],
+        floors: list[float | None],
+        back: float,
+        margin: float,
+    ) -> list[Record]:
+        now = self.clock()
+        tasks = sorted(
+            (task for task in self.seen(x, self.tasks).values() if self._is_due(task)),
+            key=lambda task: (task.due_at, task.id),
+        )
+        places: list[Record] = []
+        found: list[Task] = []
+        for type_, floor in zip(types, floors, strict=True):
+            start = min(-math.inf if floor is None else floor, now - back)
+            due = [task for task in tasks if task.type == type_ and (task.due_at or 0.0) >= start]
+            free = [task for task in due if not self.is_lane_busy(x, task)]
+            firsts = [task.due_at for task in due if task in free or (task.due_at or 0.0) > now - 300]
+            places.append({"id": None, "type": type_, "due_at": min([*firsts[:1], now - margin])})
+            found += free
+        columns = ("id", "type", "source", "key", "lane", "waiting_for", "deliveries", "due_at")
+        found.sort(key=lambda task: (task.due_at, task.id))
+        return places + [{name: getattr(task, name) for name in columns} for task in found[:limit]]
 
-    def due_lanes_but(self, x: Transaction, group: str, limit: int, without: list[str]) -> list[Record]:
-        due = [
-            task
-            for task in self.seen(x, self.tasks).values()
-            if self._is_due(task) and task.type not in without and not self.is_lane_busy(x, task)
-        ]
-        columns = ("id", "type", "source", "key", "lane", "waiting_for", "deliveries")
-        return [
-            {name: getattr(task, name) for name in columns}
-            for task in sorted(due, key=lambda task: (task.due_at, task.id))[:limit]
-        ]
+    def first_waiting(self, x: Transaction, group: str, margin: float) -> list[Record]:
+        first: dict[str | None, Any] = {None: self.clock() - margin}
+        for task in self.seen(x, self.tasks).values():
+            if task.state == "WAITING":
+                first[task.type] = min(first.get(task.type, math.inf), task.due_at)
+        return [{"type": type_, "due_at": due_at} for type_, due_at in first.items()]
 
     def _is_due(self, task: Task) -> bool:
         return task.state == "WAITING" and task.due_at is not None and task.due_at <= self.clock()

@@ -153,6 +153,7 @@ def due_times_are_not_looked_at(patch: Patch) -> None:
 
 def nobody_takes_back_what_a_dead_worker_left(patch: Patch) -> None:
     patch.setattr(TaskSchema, "abandoned", lambda *_: [])
+    patch.setattr(TaskSchema, "abandoned_anywhere", lambda *_: [])
 
 
 def claims_without_an_answer_are_left(patch: Patch) -> None:

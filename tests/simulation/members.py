@@ -28,8 +28,10 @@ from towpath.consumer import (
     loopwatch,
     member,
     membership,
+    pace,
     patience,
     pump,
+    reaper,
     receiving,
     reporting,
     roster,
@@ -42,7 +44,7 @@ from towpath.consumer.lanes import Received
 from towpath.crashpoints import CrashPoint
 from towpath.errors import BrokerUnavailable
 from towpath.settings import WorkerSettings
-from towpath.store import claims, database
+from towpath.store import claims, database, due
 from towpath.store.database import Database
 
 SETTINGS: Final = WorkerSettings(
@@ -77,8 +79,8 @@ _KILLS: Final = {
     "kill buried": CrashPoint.BURIED_BEFORE_ACK,
 }
 _CLOCKED: Final = (
-    calling, claims, endings, health, held, membership, patience, pump, reporting, roster, running, session,
-    subscriber, upkeep, watchdog, wiring,
+    calling, claims, due, endings, health, held, membership, pace, patience, pump, reaper, reporting, roster,
+    running, session, subscriber, upkeep, watchdog, wiring,
 )  # fmt: skip
 _MORTAL: Final = (burials, endings, patience, pump, receiving, running, upkeep)
 """Where crash points are."""

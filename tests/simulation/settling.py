@@ -127,7 +127,17 @@ class TaskSchema(ClaimSchema):
             )
         return []
 
-    def abandoned(self, x: Transaction, group: str, limit: int) -> list[Record]:
+    def abandoned(self, x: Transaction, group: str, limit: int, without: list[UUID]) -> list[Record]:
+        left = self.abandoned_anywhere(x, group, len(self.tasks))
+        rows: list[Record] = []
+        for worker, ends in sorted(self.seen(x, self.workers).items()):
+            if ends <= self.clock() and worker not in without:
+                is_long_dead = {"is_long_dead": ends < self.clock() - 60}
+                found = [row for row in left if row["worker"] == worker][:limit]
+                rows += [row | is_long_dead for row in found or [{"id": None, "worker": worker}]]
+        return rows[:limit]
+
+    def abandoned_anywhere(self, x: Transaction, group: str, limit: int) -> list[Record]:
         return [
             {name: getattr(task, name) for name in ("id", "source", "lane", "token", "worker")}
             | {"effect_state": None}

@@ -219,7 +219,7 @@ class WorkSchema(Postgres):
         self.xid(x)
         x.put(self.workers, worker, until)
 
-    def cancellations(self, x: Transaction, worker: UUID) -> list[Record]:
+    def cancellations(self, x: Transaction, group: str, ids: list[UUID], worker: UUID) -> list[Record]:
         return []
 
     def claims_of_worker(self, x: Transaction, worker: UUID) -> list[Record]:

@@ -32,7 +32,7 @@ class SlowAtFirst:
 
     async def ensure_installed(self) -> None: ...
 
-    async def cancellations(self) -> list[UUID]:
+    async def cancellations(self, running: object) -> list[UUID]:
         return []
 
 
@@ -54,6 +54,7 @@ async def test_progress_whose_beat_was_cut_off_goes_out_with_the_next(is_overtak
         cast(WorkerStore, store),
         lease_seconds=600,
         beat_seconds=0.02,
+        running=list,
         on_cancel=lambda _: None,
         on_beat=nothing,
         on_progress=lambda _: None,

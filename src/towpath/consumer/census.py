@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from towpath.consumer.pace import Pace
 from towpath.consumer.upkeep import StoreWatch
 from towpath.errors import StoreUnavailable
 from towpath.store.census import CensusStore
@@ -18,7 +19,7 @@ _EVERY_SECONDS: Final = 15.0
 
 
 class CensusLoop:
-    """Looks every 15 seconds."""
+    """Looks every 15 seconds; more seldom where counting takes long."""
 
     def __init__(
         self,
@@ -37,12 +38,15 @@ class CensusLoop:
 
     async def run(self) -> None:
         """Count until cancelled."""
+        pace = Pace()
         while True:
             self._on_progress("census")
-            try:
-                await self._look()
-            except StoreUnavailable as error:
-                self._watch.failed(error)
+            if pace.is_due:
+                try:
+                    with pace:
+                        await self._look()
+                except StoreUnavailable as error:
+                    self._watch.failed(error)
             await asyncio.sleep(_EVERY_SECONDS * (0.75 + random.random() / 2))
 
     async def _look(self) -> None:

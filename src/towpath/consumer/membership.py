@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -29,6 +29,7 @@ class Membership:
         *,
         lease_seconds: float,
         beat_seconds: float,
+        running: Callable[[], Sequence[UUID]],
         on_cancel: Callable[[UUID], None],
         on_beat: Callable[[], Awaitable[None]],
         on_progress: Callable[[str], None],
@@ -37,6 +38,7 @@ class Membership:
         self._store = store
         self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds
+        self._running = running
         self._on_cancel = on_cancel
         self._on_beat = on_beat
         self._on_progress = on_progress
@@ -77,7 +79,7 @@ class Membership:
         except BaseException:
             self._progress = reports | self._progress  # with the next beat, unless there is a later report
             raise
-        for task_id in await self._store.cancellations():
+        for task_id in await self._store.cancellations(self._running()):
             self._on_cancel(task_id)
         await self._store.ensure_installed()
         await self._on_beat()

@@ -48,6 +48,10 @@ class Roster:
         """What runs now."""
         return list(self._runs)
 
+    def running_ids(self) -> list[UUID]:
+        """The tasks of what runs now."""
+        return [run.work.id for run in self._runs]
+
     def add(self, run: Run) -> None:
         """It runs without a task for now."""
         self._runs.setdefault(run)
@@ -125,6 +129,11 @@ class Roster:
         """Unspent back to work; in doubt where an effect had begun: nobody else would look after it."""
         await self._settles.hand_back_claims(claims)
         await self._doubts.doubt_given_up(claims)
+
+    @property
+    def has_strays(self) -> bool:
+        """Whether the last look found some that the next one may hand back."""
+        return bool(self._strays)
 
     async def hand_back_strays(self) -> int:
         """Hand back what the database takes this worker to be running though it does not. Returns how many.

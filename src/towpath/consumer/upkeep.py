@@ -1,4 +1,4 @@
-"""What starts from Postgres: due rows, and what dead workers and vanished messages left behind."""
+"""What starts from Postgres: the due rows."""
 
 import asyncio
 import random
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from towpath.app import App
-from towpath.backoff import parse_duration
 from towpath.consumer.breakers import Breakers
 from towpath.consumer.pauses import Pauses
 from towpath.consumer.roster import Roster, wait_for
@@ -21,16 +19,9 @@ from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.settings import WorkerSettings
 from towpath.store.claims import ClaimStore
-from towpath.store.reaping import ReapStore
-from towpath.telemetry import names
 from towpath.telemetry.logging import event_logger
-from towpath.telemetry.metrics import Telemetry
 
 _DUE_BATCH: Final = 100
-_REAP_BATCH: Final = 100
-_GATE_BATCH: Final = 5000
-_EXPIRE_BATCH: Final = 1000
-_SLOW_EVERY: Final = 12
 _HINT_SECONDS: Final = 5.0
 """Due times further away are left to the poll."""
 
@@ -177,79 +168,3 @@ def wake_after(wake: asyncio.Event, seconds: float) -> None:
     """Something of this process is due then: look before the next poll."""
     if seconds <= _HINT_SECONDS:
         asyncio.get_running_loop().call_later(seconds, wake.set)
-
-
-class Reaper:
-    """Takes back what nobody runs any more; every member does it, jittered, without a leader."""
-
-    def __init__(
-        self,
-        app: App,
-        settings: WorkerSettings,
-        *,
-        reaps: ReapStore,
-        roster: Roster,
-        watch: StoreWatch,
-        wake: asyncio.Event,
-        telemetry: Telemetry,
-        is_listening: Callable[[], bool],
-        on_progress: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._app = app
-        self._settings = settings
-        self._reaps = reaps
-        self._roster = roster
-        self._is_listening = is_listening
-        self._clock = clock
-        self._listening_since: float | None = None
-        self._watch = watch
-        self._wake = wake
-        self._telemetry = telemetry
-        self._on_progress = on_progress
-
-    async def run(self) -> None:
-        """Look every now and then until cancelled."""
-        rounds = 0
-        while True:
-            await asyncio.sleep(self._settings.reap_every.total_seconds() * (0.5 + random.random()))
-            self._on_progress("reap")
-            try:
-                await self._round(is_slow=rounds % _SLOW_EVERY == 0)
-            except StoreUnavailable as error:
-                self._watch.failed(error)
-            else:
-                rounds += 1
-
-    def _has_listened(self, seconds: float) -> bool:
-        """Whether messages could come for so long: with the broker away or the group paused none is lost."""
-        if not self._is_listening():
-            self._listening_since = None
-            return False
-        if self._listening_since is None:
-            self._listening_since = self._clock()
-        return self._clock() - self._listening_since >= seconds
-
-    async def _round(self, *, is_slow: bool) -> None:
-        lost_after = self._settings.lost_after.total_seconds()
-        may_be_lost = self._has_listened(lost_after)
-        self._note(await self._reaps.reap_abandoned(_REAP_BATCH), "abandoned")
-        self._note(await self._roster.hand_back_strays(), "stray")
-        if await self._reaps.repair_gates(_GATE_BATCH):
-            self._wake.set()
-        if not is_slow:
-            return
-        if may_be_lost:
-            self._note(await self._reaps.release_lost(lost_after, _REAP_BATCH), "lost")
-            is_ordered = self._app.ordering == "key"
-            self._note(await self._reaps.redrive_lost(lost_after, _REAP_BATCH, is_ordered=is_ordered), "lost")
-        retention = parse_duration(self._app.retention).total_seconds()
-        while await self._reaps.expire_finished(retention, _EXPIRE_BATCH) == _EXPIRE_BATCH:
-            self._on_progress("reap")
-        await self._reaps.forget_workers()
-
-    def _note(self, count: int, reason: str) -> None:
-        if count:
-            self._wake.set()
-            log.warning("task.reaped", group=self._app.name, count=count, reason=reason)
-            self._telemetry.add(names.TASKS_REAPED, count, group=self._app.name, reason=reason)

@@ -23,6 +23,7 @@ from towpath.consumer.membership import Membership
 from towpath.consumer.patience import Patience
 from towpath.consumer.pauses import Pauses
 from towpath.consumer.pump import Pump
+from towpath.consumer.reaper import Reaper
 from towpath.consumer.receiving import Receiver
 from towpath.consumer.reconciling import Reconciler
 from towpath.consumer.reporting import Report
@@ -32,7 +33,7 @@ from towpath.consumer.settling import GroupCommit
 from towpath.consumer.slots import Slots
 from towpath.consumer.suspects import Suspects
 from towpath.consumer.takeovers import Takeovers
-from towpath.consumer.upkeep import DueLoop, Reaper, StoreWatch, wake_after
+from towpath.consumer.upkeep import DueLoop, StoreWatch, wake_after
 from towpath.consumer.waves import Waves
 from towpath.errors import SchemaMismatch
 from towpath.outbox import Outbox
@@ -93,6 +94,7 @@ def wire(
         worker_id,
         is_ordered_by_key=app.ordering == "key",
         max_parked=settings.max_parked_per_key,
+        types=app.handlers,
     )
     settles = SettleStore(database, app.name, worker_id)
     doubts = DoubtStore(database, app.name)
@@ -102,6 +104,7 @@ def wire(
         workers,
         lease_seconds=settings.lease.total_seconds(),
         beat_seconds=settings.beat_every.total_seconds(),
+        running=roster.running_ids,
         on_cancel=roster.cancel,
         on_beat=pauses.look,
         on_progress=on_progress,
@@ -201,6 +204,7 @@ def wire(
         app,
         settings,
         reaps=ReapStore(database, app.name),
+        claims=claims,
         roster=roster,
         watch=watch,
         wake=wake,
@@ -224,7 +228,6 @@ def wire(
         every_seconds=settings.beat_every.total_seconds(),
         on_progress=on_progress,
     )
-    loop_watch = LoopWatch(app.handlers, on_blocked)
     reconciler = Reconciler(
         app,
         executor.caller,
@@ -236,14 +239,7 @@ def wire(
         on_progress=on_progress,
     )
     intake = (receiver.run, pump.run, patience.run, due.run)
-    upkeep = (reaper.run, reconciler.run, census.run, bookmarks.run, loop_watch.run)
+    upkeep = (reaper.run, reconciler.run, census.run, bookmarks.run, LoopWatch(app.handlers, on_blocked).run)
     return Parts(
-        workers,
-        membership,
-        roster,
-        held,
-        group_commit,
-        bookmarks,
-        (wake, wake_pump),
-        (*intake, *upkeep),
+        workers, membership, roster, held, group_commit, bookmarks, (wake, wake_pump), (*intake, *upkeep)
     )

@@ -1,7 +1,8 @@
 """Claims: from a broker message or a due row to a RUNNING row under a token, in committed batches."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from towpath.errors import StoreUnavailable
 from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
 from towpath.store.delays import admit_delayed, is_outside
+from towpath.store.due import DueStore
 from towpath.store.gates import Connection
 from towpath.store.statements import load
 from towpath.store.work import Finding, Standing, Work
@@ -43,13 +45,17 @@ class ClaimStore:
         *,
         is_ordered_by_key: bool = False,
         max_parked: int = 10_000,
+        types: Iterable[str] = (),
     ) -> None:
         self._database = database
         self._is_ordered_by_key = is_ordered_by_key
         self._max_parked = max_parked
+        self.due = DueStore(database, group, types)
         self._sql = load("work", database.schema)
         self._group = group
         self._worker_id = worker_id
+        self.lost_answer_at: float | None = None
+        """When it last was not known whether a claim had been committed."""
 
     async def claim(self, batch: Sequence[Work], *, takes_over: bool = False) -> Claimed:
         """Claim at most one message per lane, all in one transaction.
@@ -62,7 +68,8 @@ class ClaimStore:
         """
         try:
             batch = sorted(batch, key=lambda work: work.id.int)
-            return await self._claim_in_one_transaction(batch, takes_over)
+            with self._answered():
+                return await self._claim_in_one_transaction(batch, takes_over)
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
             if len(batch) == 1:
                 return Claimed(contended=list(batch))
@@ -82,6 +89,17 @@ class ClaimStore:
             result.full += one.full
         return result
 
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Notes when no answer tells whether a claim was committed."""
+        try:
+            yield
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+            raise
+        except BaseException:
+            self.lost_answer_at = time.monotonic()
+            raise
+
     async def _claim_in_one_transaction(self, batch: list[Work], takes_over: bool) -> Claimed:
         token: UUID = uuid7()
         result = Claimed()
@@ -95,6 +113,7 @@ class ClaimStore:
                 connection, [w for w in free if not w.has_body], token, takes_over
             )
             parked = await self._park(connection, followers)
+        self.due.expect(work.type for work in batch)
         now = time.monotonic()
         by_id = {row["id"]: row for row in rows}
         for work in free:
@@ -208,9 +227,9 @@ class ClaimStore:
         `may_start` is asked with the type and the number of starts it would be, 1 where no worker
         was lost. Types in `without` are not looked at.
         """
-        due = await self._due(limit, without)
+        due = await self.due.look(limit, without=without)
         if self._is_ordered_by_key and await admit_delayed(self._database, self._group, due):
-            due = await self._due(limit, without)
+            due = await self.due.look(limit, without=without)
         first_of_lane: dict[tuple[str, str | UUID], UUID] = {}
         for row in due:
             if self._is_ordered_by_key and is_outside(row):
@@ -238,28 +257,12 @@ class ClaimStore:
         triggers = {row["id"]: row["waiting_for"] for row in due}
         return [_due_work(row, token, now, triggers[row["id"]]) for row in rows]
 
-    async def _due(self, limit: int, without: Collection[str]) -> list[Any]:
-        pool = self._database.pool
-        with store_errors():
-            rows: list[Any] = await (
-                pool.fetch(self._sql["due_lanes_but"], self._group, limit, list(without))
-                if without
-                else pool.fetch(self._sql["due_lanes"], self._group, limit)
-            )
-        return rows
-
     async def _start(self, ids: list[UUID], token: UUID) -> list[Any]:
-        with store_errors():
+        with self._answered(), store_errors():
             rows: list[Any] = await self._database.pool.fetch(
                 self._sql["start_due"], self._group, ids, self._worker_id, token
             )
         return rows
-
-    async def seconds_until_due(self) -> float | None:
-        """Until the next waiting task is due, negative when it is overdue; None when none waits."""
-        with store_errors():
-            seconds: float | None = await self._database.pool.fetchval(self._sql["next_due"], self._group)
-        return seconds
 
 
 def _fill(work: Work, row: Any, token: UUID, now: float) -> None:

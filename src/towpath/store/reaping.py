@@ -1,6 +1,7 @@
 """What dead workers and vanished messages leave behind, put back to work by any member."""
 
 from typing import Any, Final
+from uuid import UUID
 
 from towpath.store.database import Database, store_errors
 from towpath.store.doubts import DoubtStore
@@ -24,14 +25,28 @@ class ReapStore:
         self._doubts = DoubtStore(database, group)
         self._gates_upto = _FIRST_GATE
         """Source and lane."""
+        self._done_with: set[UUID] = set()
+        """Dead workers that left nothing."""
 
-    async def reap_abandoned(self, limit: int) -> int:
-        """RUNNING rows held by the database under dead workers go back to waiting. Returns how many."""
+    async def reap_abandoned(self, limit: int, *, everywhere: bool = False) -> int:
+        """RUNNING rows held by the database under dead workers go back to waiting. Returns how many.
+
+        A worker that died long ago and left nothing is not looked at again but for `everywhere`, which finds
+        also what was left by one whose own row is gone.
+        """
         with store_errors():
-            rows = await self._database.pool.fetch(self._sql["abandoned"], self._group, limit)
+            pool = self._database.pool
+            rows = await (
+                pool.fetch(self._sql["abandoned_anywhere"], self._group, limit)
+                if everywhere
+                else pool.fetch(self._sql["abandoned"], self._group, limit, list(self._done_with))
+            )
         count = 0
         for row in rows:
-            if row["effect_state"] is not None:
+            if row["id"] is None:
+                if row["is_long_dead"]:
+                    self._done_with.add(row["worker"])
+            elif row["effect_state"] is not None:
                 count += await self._doubts.doubt_abandoned(row["id"], row["token"])
             else:
                 count += await self._back("reap", row, row["token"], row["worker"])

@@ -66,10 +66,14 @@ class WorkerStore:
         if renewed is None:
             raise LeaseLost(f"the lease of worker {self._worker_id} lapsed")
 
-    async def cancellations(self) -> set[UUID]:
-        """Running tasks of this worker that somebody asked to cancel."""
+    async def cancellations(self, running: Sequence[UUID]) -> set[UUID]:
+        """Those of these tasks that this worker runs and somebody asked to cancel."""
+        if not running:
+            return set()
         with store_errors():
-            rows = await self._database.pool.fetch(self._sql["cancellations"], self._worker_id)
+            rows = await self._database.pool.fetch(
+                self._sql["cancellations"], self._group, running, self._worker_id
+            )
         return {row["id"] for row in rows}
 
     async def report_progress(self, reports: Mapping[tuple[UUID, UUID], Mapping[str, object]]) -> None:

@@ -87,32 +87,56 @@ select t.id, t.state, t.held_by, t.deliveries,
        exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock()) as worker_is_alive
   from towpath.task t where t.consumer_group = $1 and t.id = any($2::uuid[])
 
--- name: due_lanes
--- Due heads of a group, oldest first. Locks nothing; index: task_due, then task_running_lane.
-select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries from towpath.task t
- where t.consumer_group = $1 and t.state = 'WAITING' and t.due_at <= (select towpath.clock())
-   and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
-        and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
- order by t.due_at limit $2
+-- name: due
+-- Due rows of the types $3 whose lane is free, up to $2, oldest first. A type's scan begins at its floor in $4 (null: at
+-- its first row) or $5 seconds ago, whichever is earlier: what was started before that left entries in the index, which
+-- stay there while vacuum is held back. It reads no row of other types: while a dependency is away there may be a
+-- million. The rows without id say where the next look at a type may begin: at its first row that is due, if it may
+-- start or has not waited for its lane for long, but not later than $6 seconds ago. Locks nothing; index:
+-- task_due_of_type, then task_running_lane.
+with now as materialized (
+  select towpath.clock() as at
+), looked as materialized (
+  select k.type, n.at, f.due_at as first_at
+    from now n cross join unnest($3::text[], $4::timestamptz[]) k(type, floor) left join lateral (
+      select t.due_at from towpath.task t
+       where t.consumer_group = $1 and t.state = 'WAITING' and t.type = k.type
+         and t.due_at >= least(coalesce(k.floor, '-infinity'), n.at - make_interval(secs => $5)) and t.due_at <= n.at
+         and (t.lane is null or t.due_at > n.at - interval '5 minutes'
+              or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
+                  and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
+       order by t.due_at limit 1) f on true
+), found as (
+  select d.* from looked l cross join lateral (
+    select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries, t.due_at from towpath.task t
+     where t.consumer_group = $1 and t.state = 'WAITING' and t.type = l.type
+       and t.due_at >= l.first_at and t.due_at <= l.at
+       and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
+            and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
+     order by t.due_at limit $2) d
+   order by d.due_at limit $2
+)
+select f.* from found f
+union all
+select null, l.type, null, null, null, null, null, least(l.first_at, l.at - make_interval(secs => $6)) from looked l
+ order by due_at
 
--- name: due_lanes_but
--- The same but of the types $3, which may not start now. It hops from type to type and reads no row of theirs:
--- while a dependency is away there may be a million. Locks nothing; index: task_due_of_type, task_running_lane.
-with recursive kind as (
-  (select t.type from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' order by t.type limit 1)
+-- name: first_waiting
+-- The first waiting row of each type, found by hopping from type to type; and without a type the time $2 seconds before
+-- the look. Steps over every entry of a row that waits no more, while vacuum is held back. Locks nothing; index:
+-- task_due_of_type.
+with recursive now as materialized (
+  select towpath.clock() - make_interval(secs => $2) as at
+), kind as (
+  (select t.type, t.due_at from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING'
+    order by t.type, t.due_at limit 1)
   union all
-  select (select t.type from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' and t.type > k.type
-           order by t.type limit 1)
-    from kind k where k.type is not null)
-select d.* from kind k, lateral (
-  select t.id, t.type, t.source, t.key, t.lane, t.waiting_for, t.deliveries, t.due_at from towpath.task t
-   where t.consumer_group = $1 and t.state = 'WAITING' and t.type = k.type
-     and t.due_at <= (select towpath.clock())
-     and (t.lane is null or not exists (select 1 from towpath.task r where r.consumer_group = t.consumer_group
-          and r.source = t.source and r.lane = t.lane and r.state = 'RUNNING'))
-   order by t.due_at limit $2) d
- where k.type <> all($3::text[])
- order by d.due_at limit $2
+  select f.type, f.due_at from kind k cross join lateral (
+    select t.type, t.due_at from towpath.task t where t.consumer_group = $1 and t.state = 'WAITING' and t.type > k.type
+     order by t.type, t.due_at limit 1) f)
+select null as type, n.at as due_at from now n
+union all
+select k.type, k.due_at from kind k
 
 -- name: admit_delayed
 -- A delayed task is due and takes its place in its lane: WAITING as its head, PARKED behind another, with
@@ -123,11 +147,6 @@ update towpath.task t
        version = t.version + 1, updated_at = towpath.clock()
  where t.consumer_group = $1 and t.id = $2 and t.state || '' = 'WAITING' and t.waiting_for = 'delay' and t.lane is null
 returning t.version
-
--- name: next_due
--- Seconds until the next waiting task is due; null when none waits. Index: task_due.
-select extract(epoch from t.due_at - towpath.clock())::float8 from towpath.task t
- where t.consumer_group = $1 and t.state = 'WAITING' order by t.due_at limit 1
 
 -- name: start_due
 -- Start due rows, unless another member was quicker or the lane runs something. For how long they were due
@@ -223,11 +242,12 @@ select head from towpath.key_gate where consumer_group = $1 and source = $2 and 
 -- name: wait
 -- RUNNING to WAITING, or PARKED when another head holds the gate ($4 null). Stores the body, so that
 -- the broker's message may go. $17: seconds that do not count towards its age. A task to be cancelled
--- comes at once, one with a deadline not later than that, to end. Index: primary key.
+-- comes at once, one with a deadline not later than that, to end; none is due before now. Index: primary key.
 update towpath.task t
    set state = case when $4::float8 is null then 'PARKED' else 'WAITING' end,
        due_at = case when $4::float8 is not null then
-         least(towpath.clock() + make_interval(secs => case when t.cancel_requested then 0 else $4 end), t.deadline_at) end,
+         greatest(least(towpath.clock() + make_interval(secs => case when t.cancel_requested then 0 else $4 end), t.deadline_at),
+                  towpath.clock()) end,
        waiting_for = case when $4::float8 is null then null else $5 end,
        held_by = 'database', position = coalesce($6, t.position), lane = $7,
        payload = coalesce($8, t.payload), content_type = coalesce($9, t.content_type), headers = coalesce($10::text::json, t.headers), trace = coalesce($11, t.trace),
@@ -305,7 +325,21 @@ update towpath.task t
 returning t.id
 
 -- name: abandoned
--- Rows held by the database whose worker is dead. Index: task_running; the group is hidden from the primary key's.
+-- Rows held by the database under the group's lapsed workers but $3; and of each without any its id, and whether it
+-- lapsed so long ago that no claim of its own may still arrive. Living workers' entries in the index, of all they ever
+-- ran while vacuum is held back, are not stepped over. Indexes: primary key of worker, task_running; the group is hidden
+-- from the primary key's.
+select w.id as worker, w.lease_until < towpath.clock() - interval '1 minute' as is_long_dead,
+       a.id, a.source, a.lane, a.token, a.effect_state
+  from towpath.worker w left join lateral (
+    select t.id, t.source, t.lane, t.token, t.effect_state from towpath.task t
+     where t.worker = w.id and t.consumer_group || '' = $1 and t.state = 'RUNNING' and t.held_by = 'database' limit $2) a on true
+ where w.consumer_group = $1 and w.lease_until <= towpath.clock() and w.id <> all($3::uuid[])
+ order by w.id limit $2
+
+-- name: abandoned_anywhere
+-- The same of any worker that does not live, also one that nothing is known of any more. Index: task_running; the group
+-- is hidden from the primary key's.
 select t.id, t.source, t.lane, t.token, t.worker, t.effect_state from towpath.task t
  where t.consumer_group || '' = $1 and t.state = 'RUNNING' and t.held_by = 'database'
    and not exists (select 1 from towpath.worker w where w.id = t.worker and w.lease_until > towpath.clock())
@@ -452,8 +486,10 @@ update towpath.task t set progress = ($4::text[])[array_position($2, t.id)]::jso
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = ($3::uuid[])[array_position($2, t.id)] and t.state || '' = 'RUNNING'
 
 -- name: cancellations
--- Running tasks of this worker that somebody wants cancelled. Index: task_running.
-select id from towpath.task where worker = $1 and state = 'RUNNING' and cancel_requested
+-- Those of the tasks $2 that worker $3 runs and somebody wants cancelled. Index: primary key.
+select t.id from towpath.task t
+ where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.worker = $3 and t.state || '' = 'RUNNING'
+   and t.cancel_requested
 
 -- name: claims_of_worker
 -- What the database takes this worker to be running. Index: task_running.

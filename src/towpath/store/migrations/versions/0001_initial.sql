@@ -478,7 +478,8 @@ $$;
 
 -- The row of a submitted task. A repeat of the same dedupe key returns the first; `same_body` says
 -- whether it was submitted with the same payload. The caller writes the outbox row; there is none for a
--- task with `due_at`, which waits here and is started from here. It comes at its deadline, to end, where
+-- task with `due_at`, which waits here and is started from here, now where that is past: who looks for due rows looks
+-- back a little only. It comes at its deadline, to end, where
 -- that is earlier.
 create function towpath.accept_task(
   consumer_group text, id uuid, type text, destination text, key text, owner text, request_hash bytea,
@@ -498,7 +499,8 @@ begin
               accept_task.key, accept_task.owner, accept_task.request_hash,
               case when accept_task.due_at is null then 'ACCEPTED' else 'WAITING' end,
               case when accept_task.due_at is null then 'broker' else 'database' end,
-              case when accept_task.due_at is not null then least(accept_task.due_at, accept_task.deadline_at) end,
+              case when accept_task.due_at is not null
+                then greatest(least(accept_task.due_at, accept_task.deadline_at), towpath.clock()) end,
               case when accept_task.due_at is not null then 'delay' end,
               accept_task.deadline_at, accept_task.payload, accept_task.content_type, accept_task.headers, accept_task.trace,
               towpath.shard(accept_task.destination, accept_task.key, accept_task.id), pg_current_xact_id())
