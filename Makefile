@@ -7,6 +7,7 @@
 # make soak    half of what it can take and random faults for 30 minutes: nothing may grow (MINUTES=, BROKER=, SEED=)
 # make planted each of the defects planted into its processes is found by the fault suite
 # make nightly random histories: 5,000 of the consumer engine; 2,000 of relays, and of members (HISTORIES=, SIMULATIONS=, SEED=)
+# make fuzz    libFuzzer on what strangers can send or type, a minute for each target (SECONDS=); keeps what it finds
 # make lock    refresh the locks after a change of dependencies (UPGRADE=1 takes newer versions)
 
 PYTHON ?= python3
@@ -19,10 +20,11 @@ COMPILE := uv pip compile -q --universal --generate-hashes --python-version 3.11
 COMPILE_DEV := $(COMPILE) --all-extras --group dev pyproject.toml
 COMPILE_BOOTSTRAP := $(COMPILE) -c requirements/dev.txt requirements/bootstrap.in
 COMPILE_BUILD := $(COMPILE) -c requirements/dev.txt requirements/build.in
+COMPILE_FUZZ := $(COMPILE) -c requirements/dev.txt requirements/fuzz.in
 COMPILE_RUNTIME := $(COMPILE) -c requirements/dev.txt --extra all pyproject.toml
 
 .DELETE_ON_ERROR:
-.PHONY: install format check static lock-check unit lock services test leaks faults soak planted nightly docs demo bench clean
+.PHONY: install format check static lock-check unit lock services test leaks faults soak planted nightly fuzz docs demo bench clean
 
 install: $(STAMP)
 
@@ -50,12 +52,13 @@ static: install
 # The existing locks are the preference, so only a change of pyproject.toml makes a difference.
 lock-check: install
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
-	cp requirements/dev.txt requirements/bootstrap.txt "$$dir"; \
+	cp requirements/dev.txt requirements/bootstrap.txt requirements/fuzz.txt "$$dir"; \
 	$(BIN)/$(COMPILE_DEV) -o "$$dir/dev.txt"; \
 	$(BIN)/$(COMPILE_BOOTSTRAP) -o "$$dir/bootstrap.txt"; \
 	$(BIN)/$(COMPILE_BUILD) -o "$$dir/build.txt"; \
+	$(BIN)/$(COMPILE_FUZZ) -o "$$dir/fuzz.txt"; \
 	$(BIN)/$(COMPILE_RUNTIME) -o "$$dir/runtime.txt"; \
-	for lock in dev bootstrap build runtime; do \
+	for lock in dev bootstrap build fuzz runtime; do \
 		cmp -s requirements/$$lock.txt "$$dir/$$lock.txt" \
 			|| { echo "requirements/$$lock.txt is stale, run: make lock" >&2; exit 1; }; \
 	done
@@ -69,6 +72,7 @@ lock:
 	$(BIN)/$(COMPILE_DEV) $(if $(UPGRADE),--upgrade) -o requirements/dev.txt
 	$(BIN)/$(COMPILE_BOOTSTRAP) -o requirements/bootstrap.txt
 	$(BIN)/$(COMPILE_BUILD) -o requirements/build.txt
+	$(BIN)/$(COMPILE_FUZZ) -o requirements/fuzz.txt
 	$(BIN)/$(COMPILE_RUNTIME) -o requirements/runtime.txt
 
 services: install
@@ -95,6 +99,10 @@ soak: services
 
 planted: services
 	$(BIN)/python -m tests.faults.planted
+
+fuzz: install
+	$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/fuzz.txt
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 
 docs: install
 	$(BIN)/python -m sphinx -q -n -W --keep-going -d build/doctrees docs build/docs

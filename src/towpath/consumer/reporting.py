@@ -26,9 +26,8 @@ class Report:
         self._group = group
         self._telemetry = telemetry
         telemetry.set(names.BREAKERS_OPEN, 0, group=group)
-        telemetry.add(
-            names.WORKER_LEASES_LOST, 0, group=group
-        )  # an increase is seen in what was there before
+        # An increase is seen only in what was there before.
+        telemetry.add(names.WORKER_LEASES_LOST, 0, group=group)
 
     def claimed(self, works: Sequence[Work]) -> None:
         """Attempts begin."""
