@@ -64,7 +64,7 @@ class Sampler:
             if self._pids.setdefault(name, pid) != pid:
                 self._pids[name] = pid
                 for figure in figures:
-                    self.series[figure].clear()
+                    self.series.pop(figure, None)
             with suppress(OSError):
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
                 resident = pages * resource.getpagesize()
