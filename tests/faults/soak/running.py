@@ -49,7 +49,7 @@ select -((select count(*) from towpath.outbox_message where status = 'PENDING')
 
 
 ALLOCATOR: Final = {"MALLOC_TRIM_THRESHOLD_": "131072"}
-"""As in the images."""
+"""Of members, as in their image."""
 
 
 class SoakWorld(FaultWorld):
@@ -66,7 +66,8 @@ class SoakWorld(FaultWorld):
     def spawn(self, name: str, *argv: str, **environment: str) -> None:
         """With short retentions."""
         telling = {holding.ENVIRONMENT_VARIABLE: str(holding.file_of(self.directory, name))}
-        super().spawn(name, *argv, **{**ALLOCATOR, **self._retentions, **telling, **environment})
+        allocator = ALLOCATOR if name in MEMBERS else {}
+        super().spawn(name, *argv, **{**allocator, **self._retentions, **telling, **environment})
 
     def start(self, name: str, **environment: str) -> None:
         """By the role in its name."""
