@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -22,9 +24,11 @@ from tests.integration.engine import (
 from tests.integration.test_effects import write
 from towpath.backoff import RetryPolicy
 from towpath.context import Call, Tx
+from towpath.errors import StoreUnavailable
 from towpath.messages import Message
 from towpath.outcomes import Retry
 from towpath.store.claims import Claimed, ClaimStore
+from towpath.store.work import Finding, Work
 
 HASTY = RetryPolicy(attempts=3, base="1ms", cap="10ms")
 RUNNING = "select count(*) from towpath.task where state = 'RUNNING'"
@@ -136,6 +140,51 @@ async def test_repeats_of_a_message_are_skipped(migrated_url: str) -> None:
         assert calls == [id_]
         assert await effects(engine) == [("a", 0)]
         assert (row["deliveries"], row["version"]) == (1, 2)
+
+
+async def test_repeats_are_looked_up_before_they_are_claimed(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5: one that was settled already makes the next be looked up first; what is new among them runs."""
+    app, calls, asked = depot(), list[str](), list[UUID]()
+    claim, findings = ClaimStore.claim, ClaimStore.findings
+
+    async def asking(store: ClaimStore, batch: Sequence[Work], **options: bool) -> Claimed:
+        asked.extend(work.id for work in batch)
+        return await claim(store, batch, **options)
+
+    @app.idempotent()
+    async def sort(parcel: Posted) -> None:
+        calls.append(parcel.parcel)
+
+    monkeypatch.setattr(ClaimStore, "claim", asking)
+    async with running(app, migrated_url) as engine:
+        old = [await engine.publish(Posted(f"old {number}")) for number in range(40)]
+        await engine.is_drained()
+        await engine.publish(Posted("old 0"), message_id=old[0])
+        await engine.is_drained()
+        asked.clear()
+        for number, id_ in enumerate(old):
+            await engine.publish(Posted(f"old {number}"), message_id=id_)
+        await engine.is_drained()
+        assert asked == []
+
+        async def unanswered(_store: ClaimStore, _ids: Sequence[UUID]) -> dict[UUID, Finding]:
+            monkeypatch.setattr(ClaimStore, "findings", findings)
+            raise StoreUnavailable("no answer")
+
+        monkeypatch.setattr(ClaimStore, "findings", unanswered)
+        await engine.publish(Posted("old 1"), message_id=old[1])
+        await engine.is_drained()
+        assert asked == [old[1]], "what could not be looked up is claimed"
+
+        new = await engine.publish(Posted("new"))
+        unreadable = await engine.publish_bytes(Posted, b"{", message_id=old[2])
+        await engine.reaches(new, "SUCCEEDED")
+        await engine.is_drained()
+        assert unreadable == old[2]
+        assert sorted(calls) == sorted(["new", *(f"old {number}" for number in range(40))])
+        assert {(await engine.row(id_))["version"] for id_ in [*old, new]} == {2}
 
 
 async def test_a_late_duplicate_does_not_start_a_waiting_retry_early(migrated_url: str) -> None:

@@ -76,7 +76,7 @@ class Worker:
             "wake": wake,
             "on_progress": lambda _: None,
         }
-        ends: Mapping[str, Any] = {"runner": self.idle, "burials": self.idle}
+        ends: Mapping[str, Any] = {"runner": self.idle, "burials": self.idle, "repeats": self.idle}
         self.due = DueLoop(settings, slots=slots, **parts, **loop)
         self.takeovers = Takeovers(self.held, slots=slots, **parts)
         self.pump = Pump(

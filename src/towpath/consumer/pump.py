@@ -12,6 +12,7 @@ from towpath.consumer.burials import UNSTORABLE, Burials
 from towpath.consumer.held import Held
 from towpath.consumer.lanes import Received
 from towpath.consumer.pauses import Pauses
+from towpath.consumer.repeats import Repeats
 from towpath.consumer.roster import Roster, wait_for
 from towpath.consumer.running import Runner
 from towpath.consumer.runs import Phase, Run
@@ -58,6 +59,7 @@ class Pump:
         suspects: Suspects,
         breakers: Breakers,
         pauses: Pauses,
+        repeats: Repeats,
         wake: asyncio.Event,
         on_progress: Callable[[str], None],
     ) -> None:
@@ -74,6 +76,7 @@ class Pump:
         self._suspects = suspects
         self._breakers = breakers
         self._pauses = pauses
+        self._repeats = repeats
         self._wake = wake
         self._on_progress = on_progress
 
@@ -188,6 +191,8 @@ class Pump:
             for work in lost:
                 self._held.hold(by_id[work.id], _OUTAGE_SECONDS)
             return
+        settled = sum(finding.standing is Standing.SETTLED for finding in findings.values())
+        self._repeats.note(settled, len(by_id))
         for work in lost:
             received, finding = by_id[work.id], findings[work.id]
             if self._burials.is_of_another_database(work, finding.standing):

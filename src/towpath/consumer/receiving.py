@@ -11,6 +11,7 @@ from towpath.brokers.ports import Delivery, Subscriber
 from towpath.consumer.intake import Undecodable, read, skipped
 from towpath.consumer.lanes import Lanes, Received
 from towpath.consumer.pauses import Pauses
+from towpath.consumer.repeats import Repeats
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.telemetry import names
 from towpath.telemetry.metrics import Telemetry
@@ -30,6 +31,7 @@ class Receiver:
         *,
         destinations: Mapping[str, str],
         pauses: Pauses,
+        repeats: Repeats,
         wake: asyncio.Event,
         telemetry: Telemetry,
         on_progress: Callable[[str], None],
@@ -39,6 +41,7 @@ class Receiver:
         self._lanes = lanes
         self._destinations = destinations
         self._pauses = pauses
+        self._repeats = repeats
         self._wake = wake
         self._telemetry = telemetry
         self._on_progress = on_progress
@@ -53,11 +56,11 @@ class Receiver:
             deliveries = await self._subscriber.receive(_RECEIVE_COUNT, timeout_seconds=_IDLE_SECONDS)
             if deliveries:
                 crash_point(CrashPoint.RECEIVED_BEFORE_CLAIM)
-                self._accept(deliveries)
+                self._count(deliveries)
+                self._accept(await self._repeats.sift(deliveries))
                 self._wake.set()
 
-    def _accept(self, deliveries: Sequence[Delivery]) -> None:
-        now = datetime.now(UTC)
+    def _count(self, deliveries: Sequence[Delivery]) -> None:
         for source, amount in Counter(delivery.source for delivery in deliveries).items():
             self._telemetry.add(
                 names.CONSUMED_MESSAGES,
@@ -66,6 +69,9 @@ class Receiver:
                 destination=source,
                 group=self._app.name,
             )
+
+    def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        now = datetime.now(UTC)
         for delivery in deliveries:
             name = self._destinations.get(delivery.source)
             asked = read(self._app, delivery, now, destination=name)

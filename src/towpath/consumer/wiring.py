@@ -26,6 +26,7 @@ from towpath.consumer.pump import Pump
 from towpath.consumer.reaper import Reaper
 from towpath.consumer.receiving import Receiver
 from towpath.consumer.reconciling import Reconciler
+from towpath.consumer.repeats import Repeats
 from towpath.consumer.reporting import Report
 from towpath.consumer.roster import Roster
 from towpath.consumer.running import Runner
@@ -144,12 +145,14 @@ def wire(
     )
     waves = Waves(app.handlers, runner, Batches(runner, executor, roster), roster)
     held = Held(subscriber, slots, wake_pump)
+    repeats = Repeats(subscriber, claims, watch)
     receiver = Receiver(
         app,
         subscriber,
         held.lanes,
         destinations=destinations,
         pauses=pauses,
+        repeats=repeats,
         wake=wake_pump,
         telemetry=telemetry,
         on_progress=on_progress,
@@ -184,6 +187,7 @@ def wire(
         suspects=suspects,
         breakers=breakers,
         pauses=pauses,
+        repeats=repeats,
         wake=wake_pump,
         on_progress=on_progress,
     )
