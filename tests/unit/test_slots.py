@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from towpath.app import App
-from towpath.consumer.slots import Slots, session_problems
+from towpath.consumer.slots import Slots, setting_problems
 from towpath.context import Batch, Tx
 from towpath.messages import event
 from towpath.settings import WorkerSettings
@@ -182,9 +183,23 @@ def test_a_promise_that_is_not_needed_is_given_up(is_looked: bool) -> None:
 
 def test_more_concurrency_than_sessions_is_a_mistake_that_says_what_to_do() -> None:
     handlers = group().handlers
-    assert session_problems(handlers, WorkerSettings(sessions=3)) == []
-    (problem,) = session_problems(handlers, WorkerSettings(sessions=2))
+    assert setting_problems(handlers, WorkerSettings(sessions=3)) == []
+    (problem,) = setting_problems(handlers, WorkerSettings(sessions=2))
     assert problem == (
         "kept: concurrency=3 needs as many database sessions, TOWPATH_WORKER__SESSIONS is 2: "
         "raise it, or lower the concurrency"
+    )
+
+
+def test_a_batch_is_not_collected_for_as_long_as_what_runs_is_taken_for_harmless() -> None:
+    """D5: a message whose worker may have died by it would begin beside collected ones that seem old."""
+    app = App("slots")
+
+    @app.batch(max_wait="30s")
+    async def counted(messages: Batch[Counted], tx: Tx) -> None: ...
+
+    assert setting_problems(app.handlers, WorkerSettings(quiet=timedelta(seconds=31))) == []
+    (problem,) = setting_problems(app.handlers, WorkerSettings())
+    assert problem == (
+        "counted: max_wait=30s must be less than TOWPATH_WORKER__QUIET, 30s: lower it, or raise that"
     )

@@ -54,7 +54,7 @@ def validate(target: Target, json: Json = False) -> None:
     from towpath.consumer import service, slots  # noqa: PLC0415  the engine is heavy
 
     group = service.load_app(target)
-    problems = [*group.problems(), *slots.session_problems(group.handlers, settings.load_offline().worker)]
+    problems = [*group.problems(), *slots.setting_problems(group.handlers, settings.load_offline().worker)]
     if json:
         handlers = {type_: handler.name for type_, handler in sorted(group.handlers.items())}
         as_json(

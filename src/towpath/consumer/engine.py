@@ -12,7 +12,7 @@ from towpath.brokers.ports import Broker, Subscription
 from towpath.consumer.health import Health, round_seconds
 from towpath.consumer.member import Member
 from towpath.consumer.roster import cancel, wait_for
-from towpath.consumer.slots import session_problems
+from towpath.consumer.slots import setting_problems
 from towpath.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -74,7 +74,7 @@ class Consumer:
         Raises ConfigurationError before the first message, SchemaMismatch also later, when the schema was
         changed into one this library cannot work with and what ran has ended, and bugs.
         """
-        if problems := [*self._app.problems(), *session_problems(self._app.handlers, self._settings)]:
+        if problems := [*self._app.problems(), *setting_problems(self._app.handlers, self._settings)]:
             raise ConfigurationError("; ".join(problems))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._database.aclose)

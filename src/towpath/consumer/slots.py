@@ -144,13 +144,20 @@ def _own(handler: Handler, sessions: Limit) -> Iterator[Limit]:
         yield sessions
 
 
-def session_problems(handlers: Mapping[str, Handler], settings: WorkerSettings) -> list[str]:
-    """Handlers that may never run as often at once as they say, one line each."""
-    return [
-        f"{handler.name}: concurrency={handler.concurrency} needs as many database sessions, "
-        f"TOWPATH_WORKER__SESSIONS is {settings.sessions}: raise it, or lower the concurrency"
-        for handler in handlers.values()
-        if handler.effect is Effect.TRANSACTIONAL
-        and handler.concurrency is not None
-        and handler.concurrency > settings.sessions
-    ]
+def setting_problems(handlers: Mapping[str, Handler], settings: WorkerSettings) -> list[str]:
+    """Handlers that these settings do not suit, one line each."""
+    return [problem for handler in handlers.values() for problem in _problems(handler, settings)]
+
+
+def _problems(handler: Handler, settings: WorkerSettings) -> Iterator[str]:
+    is_transactional = handler.effect is Effect.TRANSACTIONAL
+    if is_transactional and handler.concurrency is not None and handler.concurrency > settings.sessions:
+        yield (
+            f"{handler.name}: concurrency={handler.concurrency} needs as many database sessions, "
+            f"TOWPATH_WORKER__SESSIONS is {settings.sessions}: raise it, or lower the concurrency"
+        )
+    if handler.batch is not None and handler.batch.max_wait >= settings.quiet:
+        yield (
+            f"{handler.name}: max_wait={handler.batch.max_wait.total_seconds():g}s must be less than "
+            f"TOWPATH_WORKER__QUIET, {settings.quiet.total_seconds():g}s: lower it, or raise that"
+        )

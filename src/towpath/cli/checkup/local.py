@@ -29,7 +29,7 @@ async def apps_are_right(site: Site) -> list[Finding]:
     problems = [
         f"{app.name}: {problem}"
         for app in site.apps
-        for problem in (*app.problems(), *slots.session_problems(app.handlers, site.settings.worker))
+        for problem in (*app.problems(), *slots.setting_problems(app.handlers, site.settings.worker))
     ]
     names = [app.name for app in site.apps]
     if len(set(names)) < len(names):
