@@ -95,6 +95,7 @@ OVERVIEW: Final = (
 )
 
 RELAY: Final = (
+    Panel("Unsent", {"messages": "max(towpath_outbox_pending)"}),
     Panel("Oldest unsent", {"age": "max(towpath_outbox_oldest_unsent_age_seconds)"}, "s", red_above=60),
     Panel(
         "Insert to confirmed",

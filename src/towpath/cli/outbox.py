@@ -4,16 +4,18 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from towpath import settings
 from towpath.cli import backlog, pausing, rebasing
 from towpath.cli.locating import show
 from towpath.cli.option_groups import Consent, Pace, grouped
 from towpath.cli.options import Actor, Because, Json, actor_name, text
 from towpath.cli.output import age, as_json, cell, clean, table
-from towpath.cli.session import connected, run_async
+from towpath.cli.session import Session, connected, run_async
 from towpath.errors import UsageError
 from towpath.messages.limits import check_destination
 from towpath.store.pauses import EVERYTHING, PauseStore, Target
 from towpath.store.provenance import ProvenanceStore
+from towpath.store.retention import Retention
 from towpath.store.statements import load
 
 app = typer.Typer(
@@ -68,10 +70,11 @@ def status(
     oldest = report["oldest_transaction"]
     if oldest is not None and oldest["age_seconds"] > _LONG:
         print(f"a transaction is open since {age(oldest['age_seconds'])}: {_holder(oldest)}")
+    print(f"{report['slots_free']} of {len(report['slots'])} slots of the ring are free")
     rows = [backlog.row_of(shard) for shard in report["shards"] if every or shard["pending"]]
     if rows:
         table(rows, backlog.COLUMNS, empty="")
-    table(report["slots"], ("name", "rows_estimated", "bytes", "is_current"), empty="")
+    table(report["slots"], ("name", "rows_estimated", "bytes", "is_current", "kept"), empty="")
 
 
 @app.command()
@@ -196,11 +199,24 @@ def _holder(transaction: dict[str, Any]) -> str:
     return clean(transaction["kind"] if pid is None else f"{transaction['kind']} (pid {pid})")
 
 
+async def _kept(session: Session, slot: int) -> str | None:
+    """Why the slot is not cleared: as the relay would be told, without its lock. None: it may go."""
+    ring = Retention(session.schema)
+    keep = settings.load().relay.retention.total_seconds()
+    verdict = await ring.verdict(session.connection, slot, keep)
+    if verdict.reason == "unsent":
+        return f"unsent: shards {', '.join(map(str, verdict.unsent))}"
+    holders = await ring.holders(session.connection, slot) if verdict.reason is None else []
+    return f"locked: {', '.join(holders)}" if holders else verdict.reason
+
+
 async def _status() -> dict[str, Any]:
-    async with connected() as session:
+    async with connected(is_pinned=True) as session:
         sql = load("operator", session.schema)
         shards = await backlog.shards_of(session)
         slots = [dict(row) for row in await session.connection.fetch(sql["outbox_slots"])]
+        for number, slot in enumerate(slots):
+            slot["kept"] = None if slot["is_empty"] else await _kept(session, number)
         pauses = await PauseStore(session.schema).open(session.connection, "publish")
         oldest = await session.connection.fetchrow(load("status", session.schema)["oldest_transaction"])
     return {

@@ -50,7 +50,7 @@ class CensusLoop:
         now = boot_time()
         if backlog.oldest_xid != self._oldest_xid or not backlog.has_open_transaction:
             self._oldest_xid, self._seen_at = backlog.oldest_xid, now
-        self._hooks.backlog(backlog, now - self._seen_at)
+        self._hooks.backlog(backlog, max(now - self._seen_at, backlog.horizon_seconds))
 
     def close(self) -> None:
         """Close the connection."""

@@ -89,7 +89,7 @@ class Relay:
         self.id = uuid7()
         """New in every process: a restarted relay is another relay."""
         self._options = options
-        hooks = RelayHooks(self.id, broker.labels, telemetry)
+        hooks = self._hooks = RelayHooks(self.id, broker.labels, telemetry)
         journal, leases = Journal(schema), Leases(schema)
         self._shards = Shards(held_bytes=options.held_bytes)
         self._away = Away(options.backoff, hooks)
@@ -291,5 +291,6 @@ class Relay:
             blocked_shards=blocked,
             paused=self._pauses.names,
             wakeup="notify" if self._wakeup.obstacle is None else f"poll: {self._wakeup.obstacle}",
+            figures=self._hooks.figures.as_dict(now, self._shards.journal_lag(now)),
             problems=problems,
         )

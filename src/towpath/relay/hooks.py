@@ -12,7 +12,8 @@ from uuid import UUID
 from towpath.brokers.ports import OutboundMessage, PublishResult
 from towpath.errors import MessageRefused
 from towpath.failures import redact
-from towpath.relay.progress import Batch
+from towpath.relay.progress import Batch, boot_time
+from towpath.relay.status import Figures
 from towpath.store.backlog import Backlog
 from towpath.store.outbox import CREATED_AT
 from towpath.telemetry import names
@@ -32,6 +33,7 @@ class RelayHooks:
     def __init__(
         self, relay: UUID, labels: Mapping[str, str | int], telemetry: Telemetry = NO_TELEMETRY
     ) -> None:
+        self.figures = Figures()
         self._relay = str(relay)
         self._telemetry = telemetry
         self._tracer = SendTracer(labels)
@@ -52,10 +54,11 @@ class RelayHooks:
         seconds: float,
     ) -> None:
         """A window is settled as far as it was; `offered` are the indexes that went to the broker."""
-        telemetry = self._telemetry
+        telemetry, messages, figures = self._telemetry, batch.messages, self.figures
+        age = max(0.0, time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000)
+        figures.window_rows, figures.publish_latency_seconds = len(messages), age
         if telemetry is NO_TELEMETRY:
             return
-        messages = batch.messages
         fates: Counter[tuple[str, str | None]] = Counter()
         for index in offered:
             if index in result.acknowledged:
@@ -71,11 +74,15 @@ class RelayHooks:
             names.OPERATION_DURATION, seconds, operation="send", operation_type="send", error_type=error
         )
         telemetry.record(names.RELAY_WINDOW_ROWS, len(messages))
-        age = time.time() - _EPOCH_SECONDS - batch.rows[0][CREATED_AT] / 1_000_000
-        telemetry.record(names.OUTBOX_PUBLISH_LATENCY, max(0.0, age))
+        telemetry.record(names.OUTBOX_PUBLISH_LATENCY, age)
 
     def backlog(self, backlog: Backlog, transaction_seconds: float) -> None:
         """What the database knows of the broker's shards, and of its own oldest transaction."""
+        figures = self.figures
+        figures.pending_count, figures.unowned_shard_count = backlog.pending_count, backlog.unowned_count
+        figures.oldest_unsent_seconds = backlog.oldest_unsent_seconds
+        figures.oldest_transaction_seconds, figures.seen_at = transaction_seconds, boot_time()
+        self._telemetry.set(names.OUTBOX_PENDING, backlog.pending_count)
         self._telemetry.set(names.SHARDS_UNOWNED, backlog.unowned_count)
         self._telemetry.set(names.OUTBOX_OLDEST_AGE, backlog.oldest_unsent_seconds)
         self._telemetry.set(names.DEAD_LETTERS_OPEN, backlog.dead_letter_count)
@@ -190,6 +197,7 @@ class RelayHooks:
 
     def ring(self, free: int, blocked: int) -> None:
         """A look at the outbox ring."""
+        self.figures.slots_free_count, self.figures.slots_blocked_count = free, blocked
         self._telemetry.set(names.OUTBOX_SLOTS_FREE, free)
         self._telemetry.set(names.OUTBOX_SLOTS_BLOCKED, blocked)
 

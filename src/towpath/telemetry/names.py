@@ -167,6 +167,13 @@ OUTBOX_OLDEST_AGE: Final = Metric(
     "Age of the oldest committed row that the journal does not call sent; 0 when there is none. Not of what "
     "waits behind a gate. Every relay reports it: take the maximum.",
 )
+OUTBOX_PENDING: Final = Metric(
+    "towpath.outbox.pending",
+    "gauge",
+    "{message}",
+    "Committed rows of the broker that the journal does not call sent; counted up to 10,000. Not what waits "
+    "behind a gate. Every relay reports it: take the maximum.",
+)
 SHARDS_UNOWNED: Final = Metric(
     "towpath.shards.unowned",
     "gauge",
@@ -178,7 +185,8 @@ OLDEST_TRANSACTION_AGE: Final = Metric(
     "gauge",
     "s",
     "Time for which the transaction with the oldest id (`xmin`) has been open since this relay saw it first; "
-    "0 when none is. Only transactions that wrote something, of any database of the cluster.",
+    "0 when none is. Of any database of the cluster, but only of those that wrote something: one that merely "
+    "reads is counted where the relay's login may see it (a member of `pg_read_all_stats`).",
 )
 JOURNAL_LAG: Final = Metric(
     "towpath.relay.journal.lag",
@@ -364,6 +372,7 @@ METRICS: Final = (
     SKIPPED_MESSAGES,
     PROCESS_DURATION,
     OUTBOX_OLDEST_AGE,
+    OUTBOX_PENDING,
     SHARDS_UNOWNED,
     OLDEST_TRANSACTION_AGE,
     JOURNAL_LAG,

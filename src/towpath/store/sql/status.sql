@@ -9,30 +9,48 @@ select r.id, r.host, r.version, r.started_at, r.seen_at, extract(epoch from towp
   from towpath.relay r order by r.started_at, r.id
 
 -- name: backlog
--- Of shards $1 to $2: how many nobody holds, seconds since the oldest row was written that the journal does not call
--- sent; open dead letters that no group has, up to $3, since they were not published; and the statement's own snapshot.
--- Reads the journal, which is trimmed, and leases from the newest entry of each shard, as renewals do; indexes:
--- outbox_window, primary key of leases, dead_letter_open.
-select count(*) filter (where l.relay is null or l.lease_until <= towpath.clock()) as unowned,
-       coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
-       (select count(*) from (select from towpath.dead_letter d where d.consumer_group = '' and d.state = 'open'
-          limit $3) x) as dead_letters,
-       pg_snapshot_xmin(pg_current_snapshot())::text as xmin, pg_snapshot_xmax(pg_current_snapshot())::text as xmax
+-- Of shards $1 to $2: how many nobody holds, committed rows that the journal does not call sent, up to $3, and seconds
+-- since the oldest of them was written; open dead letters that no group has, up to $3, since they were not published;
+-- seconds since the transaction began that has held the vacuum horizon longest, a second and more, of those that this
+-- role may see; and the statement's own snapshot. Reads the journal, which is trimmed, and leases from the newest entry
+-- of each shard, as renewals do; indexes: outbox_window, primary key of leases, dead_letter_open.
+with s as materialized (
+  select l.shard, l.relay, l.lease_until, p.snapshot_from, p.snapshot_to, p.last_id
   from generate_series($1::integer, $2::integer) n(shard)
   cross join lateral (
     select l.shard, l.relay, l.lease_until from towpath.shard_lease l where l.shard = n.shard
     order by l.epoch desc, l.lease_until desc limit 1
   ) l
   left join towpath.shard_progress p on p.shard = l.shard
+)
+select count(*) filter (where s.relay is null or s.lease_until <= towpath.clock()) as unowned,
+       coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
+       (select count(*) from (
+          select from s cross join lateral (
+            select from towpath.outbox o
+             where o.shard = s.shard and o.xid = any(array(select pg_snapshot_xip(s.snapshot_from)))
+               and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id))
+            union all
+            select from towpath.outbox o
+             where o.shard = s.shard and o.xid >= pg_snapshot_xmax(s.snapshot_from)
+               and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id))
+          ) w limit $3) x) as pending,
+       (select count(*) from (select from towpath.dead_letter d where d.consumer_group = '' and d.state = 'open'
+          limit $3) x) as dead_letters,
+       coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
+          where a.backend_xmin is not null and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
+            and a.xact_start < clock_timestamp() - interval '1 s'), 0)::float8 as horizon_seconds,
+       pg_snapshot_xmin(pg_current_snapshot())::text as xmin, pg_snapshot_xmax(pg_current_snapshot())::text as xmax
+  from s
   cross join lateral (
     select min(w.created_at) as oldest from (
       (select o.created_at from towpath.outbox o
-        where o.shard = l.shard and o.xid = any(array(select pg_snapshot_xip(p.snapshot_from)))
-          and not (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id)) limit 1)
+        where o.shard = s.shard and o.xid = any(array(select pg_snapshot_xip(s.snapshot_from)))
+          and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id)) limit 1)
       union all
       (select o.created_at from towpath.outbox o
-        where o.shard = l.shard and o.xid >= pg_snapshot_xmax(p.snapshot_from)
-          and not (pg_visible_in_snapshot(o.xid, p.snapshot_to) and (p.last_id is null or o.id <= p.last_id))
+        where o.shard = s.shard and o.xid >= pg_snapshot_xmax(s.snapshot_from)
+          and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id))
         order by o.xid, o.id limit 1)
     ) w
   ) b
