@@ -80,36 +80,84 @@ def shard_of(shards: Shards, number: int = 0) -> Shard:
     return shard
 
 
+class Polling:
+    """A pace and the clock of who keeps to it."""
+
+    def __init__(self, shortest: float = 0.005, longest: float = 0.25, window_rows: int = 2000) -> None:
+        self.pace = Pace(shortest, longest, 1.0, window_rows)
+        self.now = 100.0
+
+    def after(self, row_count: int, *, is_notified: bool = False) -> float:
+        wait = self.pace.after(row_count, self.now, is_notified=is_notified)
+        self.now += wait
+        return wait
+
+    def at_rate(self, rows_per_second: float) -> float:
+        """The wait once rows have come at that rate for a while."""
+        wait = self.after(0)
+        for _ in range(50):
+            wait = self.after(round(rows_per_second * wait))
+        return wait
+
+
 def test_polls_are_quick_while_rows_come_and_for_a_hold_after_then_ever_slower() -> None:
-    pace = Pace(0.005, 0.25, 1.0)
-    assert pace.after(10, is_notified=False) == 0.005
-    waits = [pace.after(0, is_notified=False) for _ in range(60)]
+    polling = Polling()
+    assert polling.after(10) == 0.005
+    waits = [polling.after(0) for _ in range(60)]
     assert waits[:20] == [0.005] * 20
     assert waits[20:26] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25]
     assert set(waits[26:]) == {0.25}
-    assert pace.is_idle
-    assert pace.after(1, is_notified=False) == 0.005
-    assert not pace.is_idle
-    assert pace.after(0, is_notified=False) == 0.005
+    assert polling.pace.is_idle
+    assert polling.after(1) == 0.005
+    assert not polling.pace.is_idle
+    assert polling.after(0) == 0.005
 
 
 def test_many_rows_are_given_time_to_become_more() -> None:
     """P6"""
-    pace = Pace(0.005, 0.25, 1.0)
-    assert pace.after(24, is_notified=False) == 0.005
-    assert pace.after(25, is_notified=False) == 0.02
-    assert not pace.is_idle
-    assert Pace(0.005, 0.01, 1.0).after(1000, is_notified=False) == 0.01
+    polling = Polling()
+    assert polling.after(24) == 0.005
+    assert polling.after(25) == 0.02
+    assert not polling.pace.is_idle
+    assert Polling(longest=0.01).after(1000) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("rows_per_second", "seconds"),
+    [
+        (1000, 0.005),
+        (3000, 0.005),
+        (4000, 0.005),
+        (6000, 0.03),
+        (10_000, 0.05),
+        (20_000, 0.05),
+        (40_000, 0.025),
+        (100_000, 0.02),
+    ],
+)
+def test_a_window_fills_the_longer_the_more_rows_come_up_to_half_of_what_is_published_at_once(
+    rows_per_second: float, seconds: float
+) -> None:
+    """P6: and no longer where latency counts, or where it would be read twice for its size."""
+    assert Polling().at_rate(rows_per_second) == pytest.approx(seconds, rel=0.05)
+
+
+def test_a_burst_among_few_rows_makes_no_window_wait_longer() -> None:
+    """P6: the rows behind it would be late."""
+    polling = Polling()
+    for _ in range(10):
+        polling.after(10)
+    assert polling.after(500) == 0.02
 
 
 def test_polls_become_rare_only_where_rows_are_notified_and_after_a_while() -> None:
     """R13: and are at the interval for idling again as soon as they are not."""
-    pace = Pace(0.005, 0.25, 1.0)
-    waits = [pace.after(0, is_notified=True) for _ in range(60)]
+    polling = Polling()
+    waits = [polling.after(0, is_notified=True) for _ in range(60)]
     assert waits[25:37] == [0.25] * 12
     assert set(waits[37:]) == {1.0}
-    assert pace.after(0, is_notified=False) == 0.25
-    assert Pace(0.005, 2.0, 1.0).after(0, is_notified=True) <= 2.0
+    assert polling.after(0) == 0.25
+    assert Polling(longest=2.0).after(0, is_notified=True) <= 2.0
 
 
 def test_only_a_poll_that_began_after_producers_were_asked_may_be_followed_by_sleep() -> None:

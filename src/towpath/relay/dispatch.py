@@ -11,6 +11,7 @@ from towpath.brokers.ports import PublishResult
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
 from towpath.relay.away import Away
+from towpath.relay.bookkeeping import Bookkeeping
 from towpath.relay.canary import Canaries
 from towpath.relay.gates import Gates
 from towpath.relay.hooks import RelayHooks
@@ -58,7 +59,7 @@ class Dispatch:
         self._away = away
         self._options = options
         self._hooks = hooks
-        self._journaling: asyncio.Task[None] | None = None
+        self._bookkeeping = Bookkeeping(reading, journal, options, hooks, self._tick)
         self._reach_at = 0.0
         self._reach_failures = 0
         self.ticked_at = boot_time()
@@ -67,7 +68,7 @@ class Dispatch:
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until told to stop; then write progress down. What was read and not sent is left."""
         while not stop.is_set():
-            self.ticked_at = boot_time()
+            self._tick()
             batch = await self._next()
             leaving = [shard for shard in self._shards if shard.is_leaving and self._is_quiet(shard)]
             if leaving:
@@ -78,15 +79,15 @@ class Dispatch:
                 await self._reach()
             if self._may_publish(boot_time()) and self._may_resend(boot_time()):
                 await self._resend()
-            await self._start_journaling()
-        await self._written()
+            await self._bookkeeping.published(0 if batch is None else len(batch.messages))
+        await self._bookkeeping.write()
 
     async def aclose(self) -> None:
         """End what runs in the background."""
-        task, self._journaling = self._journaling, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._bookkeeping.aclose()
+
+    def _tick(self) -> None:
+        self.ticked_at = boot_time()
 
     async def _next(self) -> Batch | None:
         """The next batch: one that must be tried again, else one that was read; None after a tick."""
@@ -145,6 +146,7 @@ class Dispatch:
             self._shards.settle(current, {})
             return
         crash_point(CrashPoint.READ_BEFORE_PUBLISH)
+        self._bookkeeping.expect(len(current.messages))
         result = problem or await self._sender.send(current)
         crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
         self.published_count += len(result.acknowledged)
@@ -156,7 +158,7 @@ class Dispatch:
         try:
             if self._reading.server is None:
                 raise StoreUnavailable("the database session ended")
-            await self._written()
+            await self._bookkeeping.written()
             batch.parked = await self._gates.parked(batch, self._reading.server)
         except StoreUnavailable as error:
             self._journal.drop_connection()
@@ -171,7 +173,7 @@ class Dispatch:
         server, outbound = self._reading.server, self._reading.outbound
         if server is None or outbound is None:
             return
-        await self._written()
+        await self._bookkeeping.written()
         try:
             batch = await self._gates.released(outbound, server)
             if batch is None:
@@ -258,7 +260,7 @@ class Dispatch:
                 shard.retry_at = now  # followers of a message that is out of the way now
 
     async def _put_aside(self, batch: Batch, verdicts: Verdicts) -> dict[int, Gated]:
-        await self._written()
+        await self._bookkeeping.written()
         server = self._reading.server
         if server is None:  # the session ended, and with it the stamps
             return {}
@@ -280,8 +282,7 @@ class Dispatch:
 
     async def _release(self, leaving: list[Shard]) -> None:
         """Give up shards that other relays are to have; nothing of them is in flight here."""
-        await self._written()
-        await self._flush()
+        await self._bookkeeping.write()
         try:
             await self._journal.release(
                 {shard.number: shard.epoch for shard in leaving if shard in self._shards}
@@ -289,35 +290,6 @@ class Dispatch:
         except StoreUnavailable as error:
             self._journal.drop_connection()
             self._hooks.store_unavailable(error, 0.0)
-
-    async def _start_journaling(self) -> None:
-        """Write progress down while the next window is published, but never two windows behind."""
-        if self._journal.due(self._options.journal_every):
-            await self._written()
-            self._journaling = asyncio.create_task(self._flush())
-
-    async def _written(self) -> None:
-        task, self._journaling = self._journaling, None
-        if task is not None:
-            await task
-
-    async def _flush(self) -> None:
-        """Write progress down, however long the database is away."""
-        failures = 0
-        while (server := self._reading.server) is not None:
-            try:
-                await self._journal.flush(server, unchanged_for=self._options.journal_every)
-            except MemoryStale as stale:
-                self._reading.forget(str(stale))
-            except StoreUnavailable as error:
-                self._journal.drop_connection()
-                failures += 1
-                wait = self._options.backoff.delay(failures).total_seconds()
-                self._hooks.store_unavailable(error, wait)
-                self.ticked_at = boot_time()
-                await asyncio.sleep(wait)
-            else:
-                return
 
 
 def _only(batch: Batch, numbers: list[int]) -> Batch:

@@ -7,8 +7,8 @@ outbox ──poll──▶ Reading ──Batch──▶ queue of 1 ──▶ Dis
 ```
 
 The reader reads and makes messages while the window before is on its way to the broker, and the
-journal is written while the next window is. So at most two windows are published and not written
-down: as many messages come again after a crash.
+journal is written while the next window is, for small windows of a short time together. So at most two
+full windows are published and not written down: as many messages come again after a crash.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Reading:
         self._store: OutboxReader | None = None
         self._reader: Reader | None = None
         self._failures = 0
-        self._pace = Pace(options.poll_min, options.poll_max, options.poll_asleep)
+        self._pace = Pace(options.poll_min, options.poll_max, options.poll_asleep, options.window_rows)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
         self.ticked_at = boot_time()
         self.error: BaseException | None = None
@@ -135,7 +135,7 @@ class Reading:
             return min(max(self._away.until - now, 0.0) or self._options.poll_max, self._options.poll_max)
         # A round of canaries is sent at once, and is no reason to expect more.
         row_count = 0 if all(map(is_canary, batch.rows)) else len(batch.rows)
-        wait = self._pace.after(row_count, is_notified=self._wakeup.covers(now))
+        wait = self._pace.after(row_count, now, is_notified=self._wakeup.covers(now))
         self._wakeup.set_idle(self._pace.is_idle)
         is_for_others = was_notified and not batch.rows
         self._wakeup.rest(self._options.poll_max if is_for_others else self._options.poll_min)

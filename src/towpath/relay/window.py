@@ -18,6 +18,9 @@ _HOLD_POLLS = 20
 _DROWSY_POLLS = 12
 _CROWD_ROWS = 25
 _CROWD_INTERVALS = 4
+_MOST_INTERVALS = 10
+_INTERVAL_ROWS_PER_SECOND = 1000.0
+"""How many rows a second make a window fill for one more interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +119,51 @@ class OpenWindow:
 class Pace:
     """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling.
 
-    Where so many come that each waits for company anyway, a window is given a little longer to fill:
-    polls and publishes cost by the window as well as by the row, and writers want the processors.
+    Where so many come that each waits for company anyway, a window is given a little longer to fill, and
+    the longer the more there are, but not to more than half of what is published at once: polls and
+    publishes cost by the window as well as by the row, and writers want the processors.
 
     Where rows are notified it goes on to the one for sleeping, after a time at the longest: a
     transaction that wrote before notifying was asked for is mostly over by then, and found sooner.
     """
 
-    def __init__(self, shortest: float, longest: float, asleep: float) -> None:
+    def __init__(self, shortest: float, longest: float, asleep: float, window_rows: int) -> None:
         self._shortest = shortest
         self._longest = longest
         self._asleep = max(longest, asleep)
+        self._window_rows = window_rows
         self._quiet_polls = 0
         self._drowsy_polls = 0
+        self._polled_at = float("-inf")
+        self._rows_per_second = 0.0
 
     @property
     def is_idle(self) -> bool:
         """Whether the longest interval is reached."""
         return self._drowsy_polls > 0
 
-    def after(self, row_count: int, *, is_notified: bool) -> float:
-        """The wait after a poll that returned so many rows."""
+    def after(self, row_count: int, now: float, *, is_notified: bool) -> float:
+        """The wait after a poll that began now and returned so many rows."""
         self._quiet_polls = 0 if row_count else self._quiet_polls + 1
+        rate_before, self._rows_per_second = (
+            self._rows_per_second,
+            row_count / max(now - self._polled_at, self._shortest),
+        )
+        self._polled_at = now
         if row_count >= _CROWD_ROWS:
             self._drowsy_polls = 0
-            return min(self._longest, self._shortest * _CROWD_INTERVALS)
+            return min(self._longest, self._filling(min(rate_before, self._rows_per_second)))
         doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
         wait = min(self._longest, self._shortest * 2.0**doublings)
         self._drowsy_polls = self._drowsy_polls + 1 if wait == self._longest and not row_count else 0
         if is_notified and self._drowsy_polls > _DROWSY_POLLS:
             return self._asleep
         return wait
+
+    def _filling(self, rows_per_second: float) -> float:
+        """How long a window fills where so many come; of two polls the fewer, for a burst is over soon."""
+        intervals: float = _CROWD_INTERVALS
+        if rows_per_second > intervals * _INTERVAL_ROWS_PER_SECOND:
+            by_rate = min(rows_per_second / _INTERVAL_ROWS_PER_SECOND, _MOST_INTERVALS)
+            intervals = max(intervals, min(by_rate, self._window_rows / 2 / rows_per_second / self._shortest))
+        return self._shortest * intervals
