@@ -74,6 +74,8 @@ class Rig:
     hang: Outage
     cut: Outage
     restore: Outage
+    delay: Callable[[float], Awaitable[None]]
+    """Everything takes so many seconds longer, in both directions."""
     shares_partitions: bool
     """Whether two members of a group work at the same time; else the second takes over."""
     address: str = field(default_factory=lambda: f"orders.{uuid.uuid4().hex[:8]}")
@@ -209,7 +211,10 @@ async def memory_rig() -> AsyncIterator[Rig]:
     async def restore() -> None:
         hub.restore()
 
-    yield Rig("memory", broker, switch_off, switch_off, restore, shares_partitions=True)
+    async def delay(_: float) -> None:
+        """Nothing is on the way."""
+
+    yield Rig("memory", broker, switch_off, switch_off, restore, delay, shares_partitions=True)
 
 
 @asynccontextmanager
@@ -218,4 +223,12 @@ async def proxied_rig(
 ) -> AsyncIterator[Rig]:
     """On a real broker behind a proxy."""
     broker = broker_from_url(url, options)
-    yield Rig(name, broker, proxy.hang, proxy.cut, proxy.restore, shares_partitions=shares_partitions)
+    yield Rig(
+        name,
+        broker,
+        proxy.hang,
+        proxy.cut,
+        proxy.restore,
+        proxy.delay,
+        shares_partitions=shares_partitions,
+    )

@@ -100,6 +100,20 @@ async def test_a_message_that_is_too_large_is_refused_and_its_neighbours_arrive(
     assert sorted(numbers(await receive(await rig.subscribe(), 3))) == [0, 4, 5]
 
 
+async def test_many_messages_travel_in_the_time_of_one_acknowledgement(rig: Rig) -> None:
+    """R16: twenty and more, for 10,000 a second at 2 ms; here each takes a hundred times as long."""
+    publisher, acknowledgement_seconds, count = rig.broker.publisher(), 0.2, 4000
+    await publisher.publish([rig.message(0, f"k{number}") for number in range(100)], timeout_seconds=60)
+    await rig.delay(acknowledgement_seconds / 2)
+    began = time.monotonic()
+    for _ in range(2):
+        window = [rig.message(number, f"k{number}") for number in range(count // 2)]
+        result = await publisher.publish(window, timeout_seconds=60)
+        assert result.acknowledged == set(range(count // 2))
+    assert time.monotonic() - began < count / 20 * acknowledgement_seconds
+    await publisher.aclose()
+
+
 async def test_the_largest_permitted_message_arrives(rig: Rig) -> None:
     """The limit is usable up to its last byte."""
     payload = b"x" * (rig.broker.max_message_bytes - 1)

@@ -15,10 +15,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tests.acceptance.brokers import RabbitWire, WireBroker
+from tests.acceptance.brokers import KafkaWire, RabbitWire, WireBroker
 from tests.integration.relaying import Verdict, emit, prepare, race, verdict
 from towpath.brokers.factory import broker_from_url
 from towpath.crashpoints import CrashPoint
+from towpath.testing.services import KafkaServer, RabbitServer
 
 ROOT = Path(__file__).parents[2]
 PATIENT = {"TOWPATH_RELAY__LEASE": "90s", "TOWPATH_RELAY__PUBLISH_DEADLINE": "60s"}
@@ -118,11 +119,15 @@ class Site:
                     )
                 )
 
+    async def listen(self) -> None:
+        """Hear what has come to the broker."""
+        self.heard += [_key_and_payload(message.body) for message in await self.wire.heard(self.address)]
+
     async def verdict(self, *, seconds: float = 60) -> Verdict:
         """Listen until everything committed was heard, then a little longer."""
         deadline = time.monotonic() + seconds
         while True:
-            self.heard += [_key_and_payload(message.body) for message in await self.wire.heard(self.address)]
+            await self.listen()
             found = verdict(self.committed, self.heard)
             if found.lost == 0 or time.monotonic() > deadline:
                 return found
@@ -142,19 +147,28 @@ def _key_and_payload(body: bytes | None) -> tuple[str, bytes]:
     return key.decode(), payload
 
 
-@pytest.fixture
-async def site(
-    db: "asyncpg.Connection[Any]", migrated_url: str, wire: WireBroker, tmp_path: Path
+@asynccontextmanager
+async def site_at(
+    wire: WireBroker, db: "asyncpg.Connection[Any]", url: str, directory: Path
 ) -> AsyncIterator[Site]:
     """Hot rows, an address that is listened to, no relay yet."""
     async with AsyncExitStack() as stack:
         await prepare(db)
-        site = Site(migrated_url, wire, tmp_path)
+        site = Site(url, wire, directory)
         stack.push_async_callback(site.aclose)
         admin = broker_from_url(wire.url).admin()
         await admin.apply([site.address], [], partitions=3)
         await admin.aclose()
         await wire.listen(site.address)
+        yield site
+
+
+@pytest.fixture
+async def site(
+    db: "asyncpg.Connection[Any]", migrated_url: str, wire: WireBroker, tmp_path: Path
+) -> AsyncIterator[Site]:
+    """At each broker in turn."""
+    async with site_at(wire, db, migrated_url, tmp_path) as site:
         yield site
 
 
@@ -256,6 +270,44 @@ async def test_sigterm_hands_the_shards_over_without_a_duplicate(site: Site) -> 
         third = await site.relay(**PATIENT)
         await third.logged("relay.lease_acquired")
     assert await site.verdict() == Verdict(lost=0, ghosts=0, duplicates=0, inversions=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kafka", "rabbitmq"])
+async def test_a_relay_outlives_a_broker_that_is_killed_under_load(
+    name: str,
+    request: pytest.FixtureRequest,
+    db: "asyncpg.Connection[Any]",
+    migrated_url: str,
+    tmp_path: Path,
+) -> None:
+    """R7, R14: the same process publishes again when it is back, nothing lost and each key in order."""
+    server: KafkaServer | RabbitServer
+    wire: WireBroker
+    if name == "kafka":
+        server = kafka = request.getfixturevalue("kafka_server")
+        wire = KafkaWire(kafka.bootstrap)
+    else:
+        server = rabbit = request.getfixturevalue("rabbit_server")
+        wire = RabbitWire(rabbit.url)
+    async with site_at(wire, db, migrated_url, tmp_path) as site:
+        relay = await site.relay(TOWPATH_RELAY__CANARIES="false")
+        try:
+            async with writing(site):
+                while not site.heard:  # it publishes
+                    assert relay.is_running
+                    await site.listen()
+                await asyncio.to_thread(server.kill)
+                await relay.logged("relay.broker_unavailable")
+                await asyncio.to_thread(server.start)
+                await relay.logged("relay.broker_recovered", seconds=90)
+        finally:
+            if not server.is_running:
+                server.start()
+        found = await site.verdict()
+        assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
+        assert relay.is_running
+    assert await db.fetchval("select count(*) from towpath.dead_letter") == 0
 
 
 async def test_bytes_and_headers_reach_the_broker_unchanged(
