@@ -10,6 +10,7 @@ import asyncpg
 
 from tests.integration.relaying import emit_many
 from tests.plans.test_relay_plans import like_the_relay
+from towpath.store.journal import Journal
 from towpath.store.leases import Leases
 from towpath.store.statements import load
 
@@ -17,6 +18,8 @@ POLL = load("relay")["poll"]
 RENEW = load("relay")["renew_leases"]
 APPEND = load("relay")["append_progress"]
 BACKLOG = load("status")["backlog"]
+LOAD = load("relay")["load_progress"]
+VERDICT = load("retention")["verdict"]
 RENEWALS = 720
 """Of an hour."""
 SHARDS = list(range(16))
@@ -85,6 +88,67 @@ async def test_a_poll_reads_as_few_pages_after_an_hours_work_under_a_held_horizo
     assert idle <= 4 * 16 * 4
 
 
+async def test_where_shards_stand_is_found_behind_what_was_trimmed_under_a_held_horizon(
+    db: Any, migrated_url: str
+) -> None:
+    """R3: each renewal notes where the shards' newest journal rows are, so that loading progress, the look
+    at the backlog and the verdict on a slot step over nothing that was trimmed before.
+    """
+    relay_id, leases = UUID(int=1), Leases()
+    await leases.take(db, relay_id, lease_seconds=3600, margin_seconds=0, count=16, shards=range(16))
+    await emit_many(db, 500)
+    slot = await db.fetchval("select slot from towpath.outbox limit 1")
+    async with like_the_relay(migrated_url) as relay:
+        await relay.execute("set towpath.retention_seconds = 3600")
+
+        async def trimmed(rows: int) -> None:
+            """What one relay writes and trims between two renewals."""
+            newest = await db.fetchval(
+                """
+                with written as (
+                  insert into towpath.journal (relay, shards, epochs, last_ids, snapshot_from, snapshot_to)
+                  select $1, array_agg(l.shard), array_agg(l.epoch), array_agg(null::bigint),
+                         pg_current_snapshot(), pg_current_snapshot()
+                  from generate_series(1, $2) g, towpath.shard_lease l group by g returning seq
+                ) select max(seq) from written
+                """,
+                relay_id,
+                rows,
+            )
+            await db.execute("delete from towpath.journal where seq < $1", newest)
+            assert len(await leases.renew(db, relay_id, 3600, dict.fromkeys(SHARDS, newest))) == 16
+
+        async def looks() -> list[int]:
+            found, rows = await pages_of(relay, LOAD, SHARDS)
+            assert rows == 16
+            others = [
+                await pages_of(relay, BACKLOG, 0, 15, 10_000),
+                await pages_of(relay, VERDICT.replace("outbox_0", f"outbox_{slot}")),
+            ]
+            return [found, *(pages for pages, _ in others)]
+
+        await trimmed(100)
+        before = await looks()
+        async with held_horizon(migrated_url):
+            for _ in range(100):
+                await trimmed(100)
+            after = await looks()
+    # 10,000 rows fill 400 pages and more; sixteen leases may lie one level deeper.
+    assert all(new <= old + 100 for new, old in zip(after, before, strict=True)), (before, after)
+
+
+async def test_a_renewal_notes_no_journal_row_that_is_not_there(db: Any) -> None:
+    """R19: memory may be ahead of a server that was replaced, and what is passed over is never loaded."""
+    relay_id, leases = UUID(int=1), Leases()
+    await leases.take(db, relay_id, lease_seconds=3600, margin_seconds=0, count=16, shards=range(16))
+    first = await db.fetchval("select max(seq) from towpath.journal")
+    for claimed in (first, first + 1000):
+        await leases.renew(db, relay_id, 3600, {3: claimed})
+        assert await db.fetchval("select journaled from towpath.shard_lease where shard = 3") == first
+    assert await db.fetchval("select max(journaled) from towpath.shard_lease where shard <> 3") == 0
+    assert set(await Journal().load(db, SHARDS)) == set(SHARDS)
+
+
 async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_under_a_held_horizon(
     db: Any, migrated_url: str
 ) -> None:
@@ -100,7 +164,7 @@ async def test_a_lease_and_the_journal_cost_the_same_after_an_hours_renewals_und
 
         async def renewal() -> int:
             """The least of some: pages are split now and then."""
-            found = [await pages_of(relay, RENEW, relay_id, 3600) for _ in range(5)]
+            found = [await pages_of(relay, RENEW, relay_id, 3600, SHARDS, [1] * 16) for _ in range(5)]
             assert [rows for _, rows in found] == [16] * 5
             return min(pages for pages, _ in found)
 

@@ -20,8 +20,8 @@ STATEMENTS = {
     **load("republish"),
     "poll and look": poll_and_look(),
 }
-READ_WHOLE = {"load_progress", "sweep_journal", "beat_relay", "candidates"}
-"""Not hot: the trimmed journal at a start, one row per relay every few seconds, an operator's look at all."""
+READ_WHOLE = {"beat_relay"}
+"""Not hot: one row per relay every few seconds."""
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

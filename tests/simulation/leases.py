@@ -31,14 +31,21 @@ class LeasedSchema(Schema):
             }
         ]
 
-    def renew_leases(self, x: Transaction, relay: UUID, lease: float) -> list[Record]:
+    def renew_leases(
+        self, x: Transaction, relay: UUID, lease: float, shards: list[int], seqs: list[int]
+    ) -> list[Record]:
+        told = dict(zip(shards, seqs, strict=True))
         held = [
             (shard, each)
             for shard, each in self.leases.items()
             if each.relay == relay and each.until > self.clock()
         ]
         for shard, each in held:
-            self._write_lease(x, shard, replace(each, until=self.clock() + lease))
+            seq = told.get(shard)
+            parts = self.journal[seq][0] if seq in self.journal else ()
+            is_there = any(number == shard for number, _, _ in parts)
+            journaled = max(each.journaled, seq) if seq is not None and is_there else each.journaled
+            self._write_lease(x, shard, replace(each, until=self.clock() + lease, journaled=journaled))
         return [{"shard": shard, "epoch": each.epoch} for shard, each in held]
 
     def take_leases(
@@ -52,7 +59,7 @@ class LeasedSchema(Schema):
             and not self.is_locked(("lease", shard), x)
         ][:count]
         for shard, each in free:
-            self._write_lease(x, shard, Lease(relay, each.epoch + 1, self.clock() + lease))
+            self._write_lease(x, shard, Lease(relay, each.epoch + 1, self.clock() + lease, each.journaled))
         return [{"shard": shard, "epoch": each.epoch + 1} for shard, each in free]
 
     def lapse(self, relay: UUID) -> None:
@@ -89,18 +96,21 @@ class LeasedSchema(Schema):
     # Journal
 
     def load_progress(self, x: Transaction, shards: list[int]) -> list[Record]:
-        newest = self._newest()
+        newest = self._newest(min((self.leases[shard].journaled for shard in shards), default=0))
         return [
             {"shard": shard, "epoch": epoch, "last_id": last_id, "seq": seq, "is_ours": True,
              "snapshot_from": self.journal[seq][1].text, "snapshot_to": self.journal[seq][2].text}
             for shard, (epoch, seq, last_id) in newest.items() if shard in shards
         ]  # fmt: skip
 
-    def _newest(self) -> dict[int, tuple[int, int, int | None]]:
-        """Epoch, number and last id of each shard's newest row: a higher epoch wins over a later row."""
+    def _newest(self, first: int = 0) -> dict[int, tuple[int, int, int | None]]:
+        """Epoch, number and last id of each shard's newest row: a higher epoch wins over a later row.
+
+        Rows before `first` are not looked at.
+        """
         newest: dict[int, tuple[int, int, int | None]] = {}
         for seq, (parts, _, _) in self.journal.items():
-            for shard, epoch, last_id in parts:
+            for shard, epoch, last_id in parts if seq >= first else ():
                 if shard not in newest or (epoch, seq) > newest[shard][:2]:
                     newest[shard] = (epoch, seq, last_id)
         return newest
@@ -140,5 +150,7 @@ class LeasedSchema(Schema):
         return []
 
     def sweep_journal(self, x: Transaction, upto_seq: int) -> list[Record]:
-        kept = {seq for _, seq, _ in self._newest().values()}
+        kept = {
+            seq for _, seq, _ in self._newest(min(each.journaled for each in self.leases.values())).values()
+        }
         return self.trim_journal(x, [seq for seq in self.journal if seq <= upto_seq and seq not in kept])

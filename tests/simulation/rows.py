@@ -37,6 +37,7 @@ class Lease:
     relay: UUID | None = None
     epoch: int = 0
     until: float = float("-inf")
+    journaled: int = 0
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Pair:
         self.writers: list[tuple[Any, Any, Transaction]] = []
         self.cuts: list[tuple[Snapshot, Snapshot]] = []
         self.epochs: list[dict[int, int]] = [{}, {}]
+        self.journaled: list[dict[int, int]] = [{}, {}]
+        """By side, the number of each shard's newest row."""
         self.count = 0
         self.rows: dict[int, tuple[Any, Any]] = {}
         """Of every message polled: the row on either side."""
@@ -160,7 +162,16 @@ class Pair:
     async def renew(self) -> None:
         relay = self.rnd.choice(RELAYS)
         beats = [await self.leases.beat(side, relay, "host", LEASE) for side in self.sides]
-        renewed = [await self.leases.renew(side, relay, LEASE) for side in self.sides]
+        told: list[dict[int, int]] = [{}, {}]
+        for shard in self.journaled[0]:
+            chance = self.rnd.random()  # where memory is ahead of the server, the row is not there
+            for side, newest in enumerate(self.journaled):
+                if chance < 0.8:
+                    told[side][shard] = newest[shard] + (10**6 if chance < 0.2 else 0)
+        renewed = [
+            await self.leases.renew(side, relay, LEASE, seqs)
+            for side, seqs in zip(self.sides, told, strict=True)
+        ]
         assert (beats[0], renewed[0]) == (beats[1], renewed[1])
 
     async def release(self) -> None:
@@ -193,6 +204,9 @@ class Pair:
             for side, connection in enumerate(self.sides)
         ]
         assert (appended[0].seq is None, appended[0].held) == (appended[1].seq is None, appended[1].held)
+        for side, each in enumerate(appended):
+            if each.seq is not None:
+                self.journaled[side] |= dict.fromkeys(shards, each.seq)
 
     async def load(self) -> None:
         shards = self._shards()

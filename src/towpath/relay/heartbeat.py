@@ -93,7 +93,8 @@ class Heartbeat:
             self._pauses.told(beat.paused)  # before there is a shard that anything could be published of
             self._directory.told(beat.destinations)
             sent_at = boot_time()
-            renewed = await self._leases.renew(connection, self._relay, options.lease)
+            journaled = {shard.number: shard.journal_seq for shard in shards if shard.journal_seq}
+            renewed = await self._leases.renew(connection, self._relay, options.lease, journaled)
             orphans = self._take_in(renewed, sent_at + options.lease)
             if orphans:  # a release that did not get through
                 await self._leases.release(connection, self._relay, orphans)

@@ -136,6 +136,7 @@ class JournalWriter:
             if progress is None or shard not in self._shards:
                 continue
             shard.journaled, shard.journaled_at = progress, now
+            shard.journal_seq = appended.seq
             shard.writes_then = self._shards.own_writes - 1
             if shard.dirty_since is not None:
                 shard.dirty_since = None if shard.done is progress else now

@@ -92,6 +92,8 @@ class Shard:
     """None until loaded from the journal."""
     journaled: Progress | None = None
     journaled_at: float = 0.0
+    journal_seq: int = 0
+    """The number of the row that says so; 0: written by another relay, or before memory was dropped."""
     dirty_since: float | None = None
     """When `done` first moved over messages since `journaled`; None: it has not."""
     writes_then: int = 0

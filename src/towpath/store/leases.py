@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -67,10 +68,19 @@ class Leases:
         return Beat(row["living"], row["before"], row["paused"], destinations)
 
     async def renew(
-        self, connection: asyncpg.Connection[Any], relay: UUID, lease_seconds: float
+        self,
+        connection: asyncpg.Connection[Any],
+        relay: UUID,
+        lease_seconds: float,
+        journaled: Mapping[int, int] = MappingProxyType({}),
     ) -> dict[int, int]:
-        """Prolong every lease still held; returns epochs by shard. What is missing is lost for good."""
-        rows = await connection.fetch(self._sql["renew_leases"], relay, lease_seconds)
+        """Prolong every lease still held; returns epochs by shard. What is missing is lost for good.
+
+        `journaled` has by shard the number of its newest journal row, where known: loading begins there.
+        """
+        rows = await connection.fetch(
+            self._sql["renew_leases"], relay, lease_seconds, list(journaled), list(journaled.values())
+        )
         return {row["shard"]: row["epoch"] for row in rows}
 
     async def take(

@@ -91,8 +91,8 @@ update towpath.task t set xid = $1::text::xid8 where t.kind = 'task' and t.state
 delete from towpath.journal
 
 -- name: fence
--- Whoever still believes to own a shard does not.
-update towpath.shard_lease l set relay = null, epoch = l.epoch + 1, lease_until = '-infinity'
+-- Whoever still believes to own a shard does not. The journal is begun anew, and with it its numbers may be.
+update towpath.shard_lease l set relay = null, epoch = l.epoch + 1, lease_until = '-infinity', journaled = 0
 
 -- name: begin_journal
 -- One row for every shard, at snapshot $1. Its xid is the transaction's own: never in a savepoint.

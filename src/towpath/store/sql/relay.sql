@@ -90,12 +90,17 @@ select m.value from towpath.meta m where m.name = 'installation_id'
 
 -- name: load_progress
 -- The newest journal row of each shard in $1: a higher epoch wins over a later row. `is_ours` is false when the row
--- was written under another cluster's xids (restored or logically copied). Reads the whole journal, which is trimmed.
+-- was written under another cluster's xids (restored or logically copied). Reads the journal from the least number that
+-- may be one of these: below, what was trimmed may still lie dead. Index: primary keys of journal and leases.
 select distinct on (p.shard) p.shard, p.epoch, p.last_id, j.seq,
        j.snapshot_from::text as snapshot_from, j.snapshot_to::text as snapshot_to,
        j.xid::text::numeric % 4294967296 = j.xmin::text::numeric as is_ours
 from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
 where p.shard = any($1::smallint[])
+  and j.seq >= (
+    select min(l.journaled) from unnest($1::smallint[]) n(shard), lateral (
+      select s.journaled from towpath.shard_lease s where s.shard = n.shard
+      order by s.epoch desc, s.lease_until desc limit 1) l)
 order by p.shard, p.epoch desc, j.seq desc
 
 -- name: append_progress
@@ -169,7 +174,8 @@ from towpath.relay r
 where r.id <> $1 and r.broker = $4 and r.seen_at > towpath.clock() - make_interval(secs => $3)
 
 -- name: renew_leases
--- Prolong what relay $1 holds by $2 seconds; a lapsed lease is not revived. Locks in shard order. Index: primary key, from
+-- Prolong what relay $1 holds by $2 seconds; a lapsed lease is not revived. Note that shards $3 have the journal rows $4,
+-- where they are there: memory may be ahead of a server that was replaced. Locks in shard order. Index: primary key, from
 -- the newest entry of each shard: those behind it are of dead rows, which nothing can remove while vacuum is held back.
 with newest as materialized (
   select h.place, h.relay
@@ -182,9 +188,12 @@ with newest as materialized (
     and l.lease_until > towpath.clock()
   order by l.shard for update
 )
-update towpath.shard_lease set lease_until = towpath.clock() + make_interval(secs => $2)
-where ctid = any(array(select h.place from held h)) and relay = $1
-returning shard, epoch
+update towpath.shard_lease l set lease_until = towpath.clock() + make_interval(secs => $2),
+       journaled = greatest(l.journaled, (
+         select j.seq from towpath.journal j
+         where j.seq = ($4::bigint[])[array_position($3::smallint[], l.shard)] and l.shard = any(j.shards)))
+where l.ctid = any(array(select h.place from held h)) and l.relay = $1
+returning l.shard, l.epoch
 
 -- name: take_leases
 -- Up to $4 shards of $5 to $6 that nobody holds: released ones at once, lapsed ones $3 seconds after their end. Waits

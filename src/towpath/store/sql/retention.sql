@@ -23,7 +23,7 @@ select current_setting('towpath.slot_outcome') as outcome, set_config('statement
 -- this cluster and not ahead of it, completes a window whose end sees them all. Trust it only when it began after
 -- the ACCESS EXCLUSIVE lock was granted and in READ COMMITTED: an older snapshot misses what a straggler committed.
 -- The newest row: each shard's last by xid, and the end of the heap, where a long transaction's late rows are.
--- Index: outbox_window; reads the whole journal, which is trimmed.
+-- Index: outbox_window, primary keys of journal and leases; reads the journal as `load_progress` does.
 with recursive present as (
   (select o.shard from towpath.outbox_0 o order by o.shard limit 1)
   union all
@@ -33,6 +33,10 @@ with recursive present as (
   select distinct on (p.shard) p.shard, case when p.last_id is null then j.snapshot_to else j.snapshot_from end as cut,
          j.xid::text::numeric % 4294967296 = j.xmin::text::numeric as is_ours
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
+  where j.seq >= (
+    select min(l.journaled) from present n(shard), lateral (
+      select s.journaled from towpath.shard_lease s where s.shard = n.shard
+      order by s.epoch desc, s.lease_until desc limit 1) l)
   order by p.shard, p.epoch desc, j.seq desc
 ), unsent as materialized (
   select s.shard from present s left join progress p on p.shard = s.shard
@@ -112,6 +116,9 @@ with progress as materialized (
          j.xid::text::numeric % 4294967296 = j.xmin::text::numeric as is_ours
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
   where p.shard = $1::smallint
+    and j.seq >= (
+      select s.journaled from towpath.shard_lease s where s.shard = $1::smallint
+      order by s.epoch desc, s.lease_until desc limit 1)
   order by p.epoch desc, j.seq desc limit 1
 ), doomed as materialized (
   select o.ctid, o.xid, o.id from progress p, lateral (

@@ -83,6 +83,7 @@ comment on column towpath.shard_lease.shard is 'The shard.';
 comment on column towpath.shard_lease.relay is 'The owner; null when released or never owned.';
 comment on column towpath.shard_lease.epoch is 'Fencing token: grows with every change of owner.';
 comment on column towpath.shard_lease.lease_until is 'The owner may publish until here, by the database clock.';
+comment on column towpath.shard_lease.journaled is 'No journal row with a lesser number is the newest of the shard.';
 
 comment on table towpath.journal is 'Progress of the relays, append-only: what was acknowledged by the broker, one row per window.';
 comment on column towpath.journal.seq is 'Order of writing within an epoch.';

@@ -150,6 +150,7 @@ create table towpath.shard_lease (
   relay       uuid,
   epoch       bigint not null default 0,
   lease_until timestamptz not null default '-infinity',
+  journaled   bigint not null default 0,
   primary key (shard, epoch, lease_until)
 );
 insert into towpath.shard_lease (shard)
@@ -181,9 +182,15 @@ create table towpath.canary (
   proved_at    timestamptz not null default towpath.clock()
 ) with (fillfactor = 50);
 
+-- By index from the least number that may be a shard's newest: what lies below is trimmed, and dead for as long as
+-- something keeps vacuum from removing it.
 create view towpath.shard_progress as
   select distinct on (p.shard) p.shard, p.epoch, p.last_id, j.seq, j.relay, j.snapshot_from, j.snapshot_to, j.created_at
   from towpath.journal j, unnest(j.shards, j.epochs, j.last_ids) as p(shard, epoch, last_id)
+  where j.seq >= (
+    select min(l.journaled)
+    from generate_series(0, (select max(b.number) + 1 from towpath.broker b) * towpath.shards_per_broker() - 1) n(shard), lateral (
+      select s.journaled from towpath.shard_lease s where s.shard = n.shard order by s.epoch desc, s.lease_until desc limit 1) l)
   order by p.shard, p.epoch desc, j.seq desc;
 
 -- What people have stopped for now: publishing to a destination ('*' is every one), or a consumer group's starting of
