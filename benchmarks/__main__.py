@@ -25,6 +25,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="alternating rounds (default 5, quick 1)")
     parser.add_argument("--cells", help="some of its cells, separated by commas")
     parser.add_argument(
+        "--debezium",
+        action="store_true",
+        help="the cells of relay beside Debezium, too; Maven downloads it on first use",
+    )
+    parser.add_argument(
         "--markdown",
         type=Path,
         nargs="+",
@@ -47,6 +52,11 @@ def main() -> int:
     usual = getattr(module, "DEFAULT_CELLS", known)
     if options.quick:
         usual = getattr(module, "QUICK_CELLS", usual)
+    if options.debezium:
+        beside = getattr(module, "DEBEZIUM_CELLS", ())
+        if not beside:
+            arguments_of.error(f"{options.benchmark} has no cell beside Debezium")
+        known, usual = (*known, *beside), (*usual, *beside)
     chosen = options.cells.split(",") if options.cells else usual
     if unknown := sorted(set(chosen) - set(known)):
         arguments_of.error(

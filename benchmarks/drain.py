@@ -98,6 +98,19 @@ async def running(programs: Mapping[str, Program]) -> AsyncIterator[dict[str, Pr
                 await process.wait()
 
 
+@asynccontextmanager
+async def printing(program: Program) -> AsyncIterator[tuple[Process, asyncio.StreamReader]]:
+    """A process with what it prints; killed unless it has ended by then."""
+    process = await program.start(asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def worker_registered(connection: asyncpg.Connection) -> None:
     """Wait for a worker's first heartbeat."""
     async with asyncio.timeout(60):

@@ -79,6 +79,13 @@ FASTSTREAM: Final = Rows(
     ids="(headers->>'ce_id')::uuid",
     topic="queue",
 )
+DEBEZIUM: Final = Rows(
+    "public.debezium_outbox",
+    "id, aggregatetype, aggregateid, type, payload, traceparent",
+    f"m.id, topic, m.key, 'order.placed', {PAYLOAD}, '{TRACEPARENT}'",
+    ids="id",
+    topic="aggregatetype",
+)
 
 
 async def fill(

@@ -53,6 +53,7 @@ async def run(
     rounds: int,
     warm_up: Trial | None = None,
     at_once: int = 1,
+    has_capture: bool = False,
 ) -> bool:
     """Run and print; False when a cell is void. What warms up the servers is not counted.
 
@@ -76,7 +77,7 @@ async def run(
         print(f"round {number}: {plan.name}, {name}: {seconds:.0f} s{rate} {found.note}", file=sys.stderr)
         return found
 
-    async with open_stage(quick=quick) as stage:
+    async with open_stage(quick=quick, has_capture=has_capture) as stage:
         if warm_up is not None:
             await warm_up(Round(stage))
         for number in range(1, rounds + 1):

@@ -7,8 +7,8 @@ first and the last record were seen.
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.cells import draining, latency, producers, publishing, telemetry, wakeup
-from benchmarks.measure import Sample, Target, first_message, p50_ratio, p99_ratio
+from benchmarks.cells import capture, draining, latency, producers, publishing, telemetry, wakeup
+from benchmarks.measure import Sample, Target, cpu_ratio, first_message, p50_ratio, p99_ratio
 from benchmarks.plans import Plan, run
 
 
@@ -18,6 +18,15 @@ def _per_second(mine: Sample, _: Sample) -> float:
 
 def _own_cpu(mine: Sample, _: Sample) -> float:
     return mine.cpu_s_per_million.get("relay", float("inf"))
+
+
+def _cpu_of_moving(mine: Sample, other: Sample) -> float:
+    """How many times what the other's program and Postgres use."""
+    own, others = (
+        sum(sample.cpu_s_per_million.get(role, 0.0) for role in ("relay", "postgres"))
+        for sample in (mine, other)
+    )
+    return own / (others or float("inf"))
 
 
 def _above_idle(mine: Sample, _: Sample) -> float:
@@ -164,16 +173,46 @@ OTHERS = (
     ),
 )
 """Run when they are named."""
+CAPTURE = (
+    Plan(
+        "debezium-backlog",
+        {**capture.BACKLOGS, **_BACKLOG},
+        ("debezium tuned, warm",),
+        (
+            Target("≥ 1.4 × Debezium tuned and warm", 1.4),
+            Target("total CPU ≤ half: ≥ 2 × by CPU", 2.0, cpu_ratio),
+        ),
+    ),
+    *(
+        Plan(
+            f"debezium-latency-{rate}",
+            {"debezium low latency": capture.LOW_LATENCY_AT[rate], "towpath": latency.RELAY_AT[rate]},
+            ("debezium low latency",),
+            (
+                Target("p50 below Debezium's", 1.0, p50_ratio, is_ceiling=True),
+                Target("p99 below Debezium's", 1.0, p99_ratio, is_ceiling=True),
+                *(
+                    [Target("CPU of relay and Postgres below its", 1.0, _cpu_of_moving, is_ceiling=True)]
+                    if rate == 1000
+                    else []
+                ),
+            ),
+        )
+        for rate in latency.RATES
+    ),
+)
+"""Run with --debezium."""
 _AT_ONCE = 4
 """In a sanity pass."""
 DEFAULT_CELLS = tuple(plan.name for plan in TABLE)
 QUICK_CELLS = tuple(plan.name for plan in TABLE if not plan.is_variant)
 CELLS = tuple(plan.name for plan in (*TABLE, *OTHERS))
+DEBEZIUM_CELLS = tuple(plan.name for plan in CAPTURE)
 
 
 async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str]) -> bool:
     """Run and print; False when a cell is void."""
-    chosen = [plan for plan in (*TABLE, *OTHERS) if plan.name in cells]
+    chosen = [plan for plan in (*TABLE, *OTHERS, *CAPTURE) if plan.name in cells]
     warm_up = None if quick else draining.floor_500
     return await run(
         chosen,
@@ -182,4 +221,5 @@ async def main(*, quick: bool, as_json: bool, rounds: int, cells: Sequence[str])
         rounds=rounds,
         warm_up=warm_up,
         at_once=_AT_ONCE if quick else 1,
+        has_capture=any(plan in CAPTURE for plan in chosen),
     )

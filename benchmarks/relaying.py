@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from benchmarks.drain import DEADLINE_SECONDS, Program, running
 from benchmarks.filling import FLOOR, OUTBOX, Rows, fill
 from benchmarks.measure import CpuMeter, Sample, difference, tree_rss_mb
-from benchmarks.stage import PARTITIONS, Stage
+from benchmarks.stage import PARTITIONS, Stage, id_of
 
 _POLL_SECONDS = 0.05
 
@@ -97,7 +98,7 @@ class Watch:
                 break
             for records in found.values():
                 for record in records:
-                    ids.append(UUID(dict(record.headers)["ce_id"].decode()))
+                    ids.append(id_of(record.headers))
                     first, last = min(first, record.timestamp), max(last, record.timestamp)
         return ids, (last - first) / 1000
 
@@ -138,41 +139,52 @@ async def move(
     programs: Mapping[str, Program],
     wait: Callable[[], Awaitable[Waiting]],
 ) -> Sample:
-    """Run programs until the topic has the rows of which `wait`, called behind their start, gives the ids.
+    """Run programs until the topic has the rows of which `wait`, called behind their start, gives the ids."""
+    async with Watch(stage.kafka.bootstrap, topic) as watch, running(programs) as processes:
+        return await observe(stage, url, watch, processes, wait)
+
+
+async def observe(
+    stage: Stage,
+    url: str,
+    watch: Watch,
+    processes: Mapping[str, Process],
+    wait: Callable[[], Awaitable[Waiting]],
+) -> Sample:
+    """Measure processes that run already until the topic has the rows of which `wait` gives the ids.
 
     Roles may be numbered, as `relay 2`, and are summed. The rate is taken between the first and the last
     record's timestamps. CPU and WAL count from the commit; when there is none because rows were there
     before the programs, CPU counts from when the first record was seen.
     """
     connection = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
-    async with Watch(stage.kafka.bootstrap, topic) as watch, running(programs) as processes:
-        pids = {role: process.pid for role, process in processes.items()}
-        meter = CpuMeter({**pids, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
+    pids = {role: process.pid for role, process in processes.items()}
+    meter = CpuMeter({**pids, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
+    began = time.monotonic()
+    committed, commit = await wait()
+    lsn = await connection.fetchval("select pg_current_wal_lsn()::text")
+    if commit is not None:
         began = time.monotonic()
-        committed, commit = await wait()
-        lsn = await connection.fetchval("select pg_current_wal_lsn()::text")
-        if commit is not None:
-            began = time.monotonic()
-            meter.start()
-            await commit()
-        count, seen, first_after, at_first, rss = len(committed), 0, 0.0, 0, 0.0
-        while seen < count and time.monotonic() - began < DEADLINE_SECONDS:
-            if any(process.returncode is not None for process in processes.values()):
-                break
-            seen = await watch.count()
-            if seen and not first_after:
-                first_after = time.monotonic() - began
-                if commit is None:
-                    at_first = seen
-                    meter.start()
-            rss = max(rss, sum(tree_rss_mb(pid) for pid in pids.values()))
-            await asyncio.sleep(_POLL_SECONDS)
-        cpu: Counter[str] = Counter()
-        for role, used in (meter.stop() if first_after else {}).items():
-            cpu[role.partition(" ")[0]] += used
-        wal_bytes = await connection.fetchval("select pg_current_wal_lsn() - $1::text::pg_lsn", lsn)
-        ids, seconds = await watch.read(seen)
+        meter.start()
+        await commit()
+    count, seen, first_after, at_first, rss = len(committed), 0, 0.0, 0, 0.0
+    while seen < count and time.monotonic() - began < DEADLINE_SECONDS:
+        if any(process.returncode is not None for process in processes.values()):
+            break
+        seen = await watch.count()
+        if seen and not first_after:
+            first_after = time.monotonic() - began
+            if commit is None:
+                at_first = seen
+                meter.start()
+        rss = max(rss, sum(tree_rss_mb(pid) for pid in pids.values()))
+        await asyncio.sleep(_POLL_SECONDS)
+    cpu: Counter[str] = Counter()
+    for role, used in (meter.stop() if first_after else {}).items():
+        cpu[role.partition(" ")[0]] += used
+    wal_bytes = await connection.fetchval("select pg_current_wal_lsn() - $1::text::pg_lsn", lsn)
     await connection.close()
+    ids, seconds = await watch.read(seen)
     note = difference(committed, ids)
     measured = max(1, count - at_first)
     return Sample(

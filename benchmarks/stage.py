@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,6 +71,12 @@ class Wire:
         pairs[self._at_id] = (CE_ID, str(message.id).encode())
         pairs[self._at_sequence] = (SEQUENCE, b"%d" % sequence)
         return tuple(pairs)
+
+
+def id_of(headers: Iterable[tuple[str, bytes]]) -> UUID:
+    """Of a record; Debezium has a name of its own for the header."""
+    values = dict(headers)
+    return UUID((values.get(CE_ID) or values["id"]).decode())
 
 
 def random_keys(count: int) -> Callable[[], str]:
@@ -207,11 +213,20 @@ def prepare(postgres: PostgresServer) -> None:
 
 
 @asynccontextmanager
-async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
-    """Postgres with fsync on, and Kafka with its usual compiler, unless nothing is measured."""
+async def open_stage(*, quick: bool, has_capture: bool = False) -> AsyncIterator[Stage]:
+    """Postgres with fsync on, and Kafka with its usual compiler, unless nothing is measured.
+
+    With change data capture among the subjects, all of them run on a log that can be decoded, and records
+    have the broker's time: Debezium gives them its own, of before they wait in its queue.
+    """
     settings = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+    if has_capture:
+        settings["wal_level"] = "logical"
+    broker = {"log.message.timestamp.type": "LogAppendTime"} if has_capture else {}
     with ExitStack() as stack:
         postgres = stack.enter_context(PostgresServer(fsync=not quick, settings=settings))
-        kafka = stack.enter_context(KafkaServer(is_for_benchmark=not quick, heap_megabytes=1024))
+        kafka = stack.enter_context(
+            KafkaServer(is_for_benchmark=not quick, heap_megabytes=1024, settings=broker)
+        )
         await asyncio.to_thread(prepare, postgres)
         yield Stage(postgres, kafka, stack, is_quick=quick)

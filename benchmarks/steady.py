@@ -1,27 +1,27 @@
 """A steady load and who receives it, in processes of their own; times are of the machine's monotonic clock.
 
-`python -m benchmarks.steady write URL floor|outbox TOPIC RATE SECONDS` commits single rows over a few
-connections; `python -m benchmarks.steady read KAFKA TOPIC COUNT` says that it listens, then waits for so
-many records. Both print ids with the moments in which a row's INSERT was sent, and its record received.
+`python -m benchmarks.steady write URL floor|outbox|debezium TOPIC RATE SECONDS` commits single rows over a
+few connections; `python -m benchmarks.steady read KAFKA TOPIC COUNT` says that it listens, then waits for
+so many records. Both print ids with the moments in which a row's INSERT was sent, and its record received.
 """
 
 import asyncio
 import json
 import sys
 import time
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from benchmarks.filling import FLOOR, OUTBOX
+from benchmarks.filling import DEBEZIUM, FLOOR, OUTBOX
 from benchmarks.orders import KEYS
-from benchmarks.stage import PARTITIONS
+from benchmarks.stage import PARTITIONS, id_of
 
 CONNECTIONS = 8
 LISTENING = "listening"
 _PATIENCE_MS = 30_000
-ROWS = {"floor": FLOOR, "outbox": OUTBOX}
+ROWS = {"floor": FLOOR, "outbox": OUTBOX, "debezium": DEBEZIUM}
 
 
 async def write(url: str, table: str, topic: str, rate: int, seconds: int) -> list[tuple[str, float]]:
@@ -60,7 +60,7 @@ async def read(kafka: str, topic: str, count: int) -> list[tuple[str, float]]:
         if not found:
             break
         for records in found.values():
-            received += [(UUID(dict(record.headers)["ce_id"].decode()).hex, now) for record in records]
+            received += [(id_of(record.headers).hex, now) for record in records]
     await consumer.stop()
     return received
 

@@ -7,7 +7,6 @@ left out.
 import asyncio
 import json
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,13 +14,14 @@ from dataclasses import replace
 import asyncpg
 
 from benchmarks.cells.round import Round, Trial
-from benchmarks.drain import Program, running
-from benchmarks.filling import FLOOR, OUTBOX, settle
+from benchmarks.drain import Program, printing, running
+from benchmarks.filling import DEBEZIUM, FLOOR, OUTBOX, Rows, settle
 from benchmarks.measure import CpuMeter, Sample, difference, percentile, tree_rss_mb
 from benchmarks.relaying import Around, Subject, Watch, alone, floor, relay
 from benchmarks.steady import LISTENING
 
-_NAMES = {FLOOR: "floor", OUTBOX: "outbox"}
+RATES = (200, 1000, 3000)
+_NAMES = {FLOOR: "floor", OUTBOX: "outbox", DEBEZIUM: "debezium"}
 _START_SECONDS = 60
 _WARM_SECONDS = 1.0
 
@@ -36,28 +36,36 @@ def at_rate(rate: int, subject: Subject, around: Around = alone) -> Trial:
 
 
 async def _measure(round_: Round, rate: int, subject: Subject, around: Around) -> Sample:
-    stage, seconds = round_.stage, round_.size(20, 2)
-    topic, kafka, count = stage.fresh_name("steady"), stage.kafka.bootstrap, rate * seconds
+    stage = round_.stage
+    topic = stage.fresh_name("steady")
     await stage.topic(topic)
-    async with stage.database() as url, around(url, topic), Watch(kafka, topic) as watch:
-        programs = {"relay": subject.program(stage, url, topic)}
-        async with running(programs) as processes:
-            first = await _first(url, subject, topic, watch)
-            reading = await Program(["-m", "benchmarks.steady", "read", kafka, topic, str(count + 1)]).start(
-                PIPE
-            )
-            assert reading.stdout is not None
-            if (await reading.stdout.readline()).decode().strip() != LISTENING:
-                raise RuntimeError("the reader ended before it listened")
-            pid = processes["relay"].pid
-            meter = CpuMeter({"relay": pid, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
-            meter.start()
-            arguments = ["write", url, _NAMES[subject.rows], topic, str(rate), str(seconds)]
-            writing = await Program(["-m", "benchmarks.steady", *arguments]).start(PIPE)
-            printed, _ = await writing.communicate()
-            cpu, rss = meter.stop(), tree_rss_mb(pid)
-            received_json, _ = await reading.communicate()
-    sent, received = dict(json.loads(printed)), json.loads(received_json)
+    async with (
+        stage.database() as url,
+        around(url, topic),
+        running({"relay": subject.program(stage, url, topic)}) as processes,
+    ):
+        return await load(round_, rate, subject.rows, url, topic, processes["relay"].pid)
+
+
+async def load(round_: Round, rate: int, rows: Rows, url: str, topic: str, pid: int) -> Sample:
+    """Of a program that runs already."""
+    stage, seconds = round_.stage, round_.size(20, 2)
+    kafka, count = stage.kafka.bootstrap, rate * seconds
+    async with Watch(kafka, topic) as watch:
+        first = await _first(url, rows, topic, watch)
+    reader = Program(["-m", "benchmarks.steady", "read", kafka, topic, str(count + 1)])
+    arguments = ["write", url, _NAMES[rows], topic, str(rate), str(seconds)]
+    writer = Program(["-m", "benchmarks.steady", *arguments])
+    async with printing(reader) as (_, received_lines):
+        if (await received_lines.readline()).decode().strip() != LISTENING:
+            raise RuntimeError("the reader ended before it listened")
+        meter = CpuMeter({"relay": pid, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
+        meter.start()
+        async with printing(writer) as (_, sent_lines):
+            sent_json = await sent_lines.read()
+        cpu, rss = meter.stop(), tree_rss_mb(pid)
+        received_json = await received_lines.read()
+    sent, received = dict(json.loads(sent_json)), json.loads(received_json)
     note = difference([first, *sent], [id_ for id_, _ in received])
     begin = min(sent.values()) + min(_WARM_SECONDS, seconds / 2)
     waits = [(at - sent[id_]) * 1000 for id_, at in received if id_ in sent and sent[id_] >= begin]
@@ -74,12 +82,12 @@ async def _measure(round_: Round, rate: int, subject: Subject, around: Around) -
     return replace(sample, p50_ms=percentile(waits, 0.5), p99_ms=percentile(waits, 0.99))
 
 
-async def _first(url: str, subject: Subject, topic: str, watch: Watch) -> str:
+async def _first(url: str, rows: Rows, topic: str, watch: Watch) -> str:
     """Write one row and wait until the program has moved it; its id."""
     connection = await asyncpg.connect(url)
     await settle(connection)
-    await connection.execute(subject.rows.insert(), topic, None, "first", 1)
-    id_ = (await connection.fetch(subject.rows.select_ids(topic)))[0][0]
+    await connection.execute(rows.insert(), topic, None, "first", 1)
+    id_ = (await connection.fetch(rows.select_ids(topic)))[0][0]
     await connection.close()
     deadline = time.monotonic() + _START_SECONDS
     while not await watch.count():
@@ -111,7 +119,7 @@ async def beside_uncommitted(round_: Round) -> Sample:
     return await _measure(round_, 1000, relay(), _uncommitted(count))
 
 
-FLOOR_AT = {rate: at_rate(rate, floor(500)) for rate in (200, 1000, 3000)}
-RELAY_AT = {rate: at_rate(rate, relay()) for rate in (200, 1000, 3000)}
+FLOOR_AT = {rate: at_rate(rate, floor(500)) for rate in RATES}
+RELAY_AT = {rate: at_rate(rate, relay()) for rate in RATES}
 AGAIN = at_rate(1000, relay())
 """The same as `RELAY_AT[1000]`, run once more: what a difference of nothing looks like."""

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from benchmarks.measure import Sample
 from benchmarks.orders import KEYS
 from benchmarks.stage import Message, Stage, messages, random_keys
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,18 @@ class Round:
     """What was run and made in this round."""
 
     stage: Stage
-    _samples: "dict[Trial, asyncio.Task[Sample]]" = field(default_factory=dict)
+    _begun: "dict[Callable[[Round], Any], asyncio.Task[Any]]" = field(default_factory=dict)
 
     async def sample(self, trial: "Trial") -> Sample:
         """Of a trial that ran already, runs, or begins now."""
-        if trial not in self._samples:
-            self._samples[trial] = asyncio.create_task(trial(self))
-        return await self._samples[trial]
+        return await self.once(trial)
+
+    async def once(self, run: "Callable[[Round], Coroutine[Any, Any, Result]]") -> Result:
+        """What came of something that several trials look at."""
+        if run not in self._begun:
+            self._begun[run] = asyncio.create_task(run(self))
+        result: Result = await self._begun[run]
+        return result
 
     async def backlog(self, of: str, count: int) -> Backlog:
         """So many messages of a thousand keys in a new topic."""

@@ -95,7 +95,7 @@ def test_the_table_has_a_row_for_each_line_and_as_many_columns_as_its_head() -> 
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
 
 
-ALL_PLANS = {"consumer": consumer.PLANS, "relay": (*relay.TABLE, *relay.OTHERS)}
+ALL_PLANS = {"consumer": consumer.PLANS, "relay": (*relay.TABLE, *relay.OTHERS, *relay.CAPTURE)}
 
 
 @pytest.mark.parametrize("benchmark", ALL_PLANS)
