@@ -4,11 +4,15 @@ import asyncio
 import time
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
+import pytest
 
 from tests.integration.relaying import FAST, emit, eventually, judge, prepare, race, relaying
 from tests.integration.test_publish_gates import GATES, PARKED, Sick, decide, policy, until
+from towpath.brokers.factory import broker_from_url
+from towpath.brokers.ports import GroupTopology
 from towpath.store.pauses import EVERYTHING, PauseStore, Target
 
 PENDING = "select count(*) from towpath.outbox_message where status = 'PENDING'"
@@ -175,3 +179,36 @@ async def test_pauses_come_and_go_under_racing_writers_without_loss_or_disorder(
         await until(db, GATES, 0, seconds=60)
     found = judge(committed, broker)
     assert (found.lost, found.ghosts, found.duplicates, found.inversions) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["kafka", "rabbitmq"])
+async def test_a_destination_that_is_not_there_holds_its_shard_until_it_is_paused(
+    db: "asyncpg.Connection[Any]", migrated_url: str, request: pytest.FixtureRequest, name: str
+) -> None:
+    """R10, R24: other shards go on, readiness names it; made and resumed, what waited is sent, once."""
+    given: str = request.getfixturevalue("kafka_bootstrap" if name == "kafka" else "rabbit_url")
+    broker = broker_from_url(f"kafka://{given}" if name == "kafka" else given)
+    there, missing = f"orders-{uuid4().hex[:8]}", f"typo-{uuid4().hex[:8]}"
+    admin = broker.admin()
+    await admin.apply([there], [GroupTopology("g", (there,))], partitions=2)
+    async with relaying(migrated_url, broker, replace(FAST, publish_deadline=5.0)) as relay:
+        await emit(db, "k", b"x", destination=missing)
+        shard = await db.fetchval("select shard from towpath.outbox")
+        await eventually(lambda: any(missing in each for each in relay.status().problems))
+        for number in range(200):
+            await emit(db, str(number), b"x", destination=there)
+        of_shard = await db.fetchval(
+            "select count(*) from towpath.outbox where shard = $1 and destination = $2", shard, there
+        )
+        assert 0 < of_shard < 200
+        await until(db, PENDING, 1 + of_shard)
+        await pause(db, missing)
+        await until(db, PENDING, 0)
+        await eventually(lambda: relay.status().published_count == 200)
+        await eventually(lambda: relay.status().problems == [])
+        await admin.apply([missing], [GroupTopology("g", (missing,))], partitions=1)
+        await resume(db, missing)
+        await eventually(lambda: relay.status().published_count == 201)
+        await until(db, PARKED, 0)
+    await admin.aclose()
+    assert await db.fetchval("select count(*) from towpath.dead_letter") == 0

@@ -21,7 +21,10 @@ from tests.integration.relaying import (
     relaying,
 )
 from towpath.relay import RelayOptions
+from towpath.relay.link import Link
+from towpath.store.statements import load
 
+LIST_KEYS = load("relay")["list_keys"]
 LOWEST = "select min(pg_snapshot_xmax(snapshot_to)::text::bigint) from towpath.shard_progress"
 
 
@@ -108,6 +111,34 @@ async def test_a_transaction_of_50_000_rows_is_read_in_bounded_memory(
             await asyncio.sleep(0.02)
     assert len(set(ids)) == len(ids) == count
     assert highest - before < 80_000_000
+
+
+async def test_the_first_message_of_a_backlog_leaves_before_most_of_it_is_listed(
+    db: "asyncpg.Connection[Any]", migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11: a quarter of the shards at most, with what is read ahead: the rest cannot delay it."""
+    await emit_many(db, 30_000)
+    broker, opened = RecordingBroker(is_keeping=False), Link._open
+    listed, listed_before = list[int](), list[int]()
+
+    def note(asked: Any) -> None:
+        if asked.query == LIST_KEYS:
+            listed.extend(asked.args[0])
+
+    async def counted(link: Link) -> Any:
+        connection = await opened(link)
+        connection.add_query_logger(note)
+        return connection
+
+    async def publishing(_: int, window: Any) -> None:
+        listed_before.append(len(set(listed)))
+
+    monkeypatch.setattr(Link, "_open", counted)
+    broker.before = publishing
+    async with relaying(migrated_url, broker, RelayOptions(window_rows=500)):
+        await eventually(lambda: broker.count == 30_000)
+    assert len(set(listed)) > 8
+    assert listed_before[0] <= 4
 
 
 async def test_large_payloads_are_published_in_windows_of_bounded_bytes(

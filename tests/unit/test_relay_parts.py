@@ -368,6 +368,12 @@ def test_nothing_waits_for_a_tasks_message_a_copy_or_without_a_key() -> None:
     assert policies == ["park", "park", "park", "park_key"]
 
 
+def test_a_broker_that_is_back_is_asked_within_five_seconds() -> None:
+    """R7: by default, however long it was away; a pause has jitter, and is never longer than its cap."""
+    backoff = RelayOptions().backoff
+    assert max(backoff.delay(failures).total_seconds() for failures in range(1, 200)) < 4
+
+
 def test_an_unknown_outcome_counts_no_try() -> None:
     """R7"""
     shards = loaded(0)
