@@ -25,7 +25,7 @@ from tests.integration.relaying import (
     relaying,
 )
 from towpath.brokers.ports import OutboundMessage
-from towpath.errors import ConfigurationError, MessageRefused
+from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 from towpath.relay import Relay
 from towpath.store import migrate
 from towpath.testing.services import PostgresServer
@@ -262,6 +262,50 @@ async def test_progress_moves_only_behind_acknowledged_messages(
         assert row["last_id"] == third - 1
         assert await pending(db) == 3  # the third and, until it is settled, what lies behind it
     assert Counter(broker.payloads) == Counter([b"0", b"1", b"2", b"4", b"5"])
+
+
+async def test_a_shard_that_the_broker_keeps_waiting_holds_up_only_itself(
+    db: "asyncpg.Connection[Any]", migrated_url: str
+) -> None:
+    """R7, R10: after the first failure it is published beside the others, and its own followers wait."""
+    broker, tries, is_hanging, release = RecordingBroker(), Counter[str](), asyncio.Event(), asyncio.Event()
+
+    async def one_partition_fails(_: int, window: Sequence[OutboundMessage]) -> None:
+        if any(message.payload == b"slow" for message in window):
+            tries["begun"] += 1
+            if tries["begun"] == 1:
+                raise BrokerUnavailable("one partition has no leader")
+            is_hanging.set()
+            try:
+                await release.wait()
+            finally:
+                tries["ended"] += 1
+
+    broker.before = one_partition_fails
+    options = replace(FAST, lease=90.0, publish_deadline=60.0)
+    async with relaying(migrated_url, broker, options) as relay:
+        await eventually(lambda: len(relay.status().shards) == 16)
+        await emit(db, "slow", b"slow")
+        await is_hanging.wait()
+        await emit(db, "slow", b"behind it")
+        others = await db.fetch(
+            """
+            select 'k' || n as key from generate_series(1, 100) n
+            where towpath.shard('orders', 'k' || n, gen_random_uuid())
+                  <> towpath.shard('orders', 'slow', gen_random_uuid())
+            limit 20
+            """
+        )
+        for row in others:
+            await emit(db, row["key"], row["key"].encode())
+            await eventually(lambda key=row["key"]: key.encode() in broker.payloads)  # type: ignore[misc]
+        assert tries == {"begun": 2}, "the others waited for its deadline"
+        assert relay.status().problems[0].startswith("broker: one partition has no leader")
+        release.set()
+        await eventually(lambda: broker.payloads[-2:] == [b"slow", b"behind it"])
+        await eventually(lambda: relay.status().is_ready)
+    assert await pending(db) == 0
+    assert tries == {"begun": 2, "ended": 1}
 
 
 async def test_leases_are_renewed_while_a_publish_hangs(

@@ -60,6 +60,10 @@ def shards_are_released_while_they_publish(patch: Patch) -> None:
     patch.setattr(Heartbeat, "beat", and_release)
 
 
+def shards_are_released_while_they_publish_beside(patch: Patch) -> None:
+    patch.setattr(Dispatch, "_is_quiet", lambda *_: True)
+
+
 def late_commits_are_not_looked_for(patch: Patch) -> None:
     """As reading by `id > last` does."""
     patch.setattr(Snapshot, "bounds", property(lambda self: (str(self.xmax), "{}")))
@@ -227,6 +231,7 @@ DEFECTS: Final = {
         fencing_is_skipped: ("not the owner",),
         leases_end_by_the_wall_clock: ("not the owner",),
         shards_are_released_while_they_publish: ("not the owner",),
+        shards_are_released_while_they_publish_beside: ("not the owner",),
         late_commits_are_not_looked_for: ("lost",),
         late_transactions_are_taken_for_finished: ("lost",),
         a_window_reaches_beyond_its_end: ("twice without a reason",),

@@ -29,6 +29,17 @@ class Away:
             self._hooks.broker_recovered(now - self._since)
             self.problem = None
 
+    def doubt(self, problem: BrokerError | ConfigurationError, now: float) -> None:
+        """Something went wrong elsewhere that is to be tried here."""
+        if self.problem is None:
+            self._since, self.problem = now, problem
+
+    def forget(self) -> None:
+        """Whatever failed is no business of this relay any more."""
+        self._failures = 0
+        self.until = 0.0
+        self.problem = None
+
     def observe(self, result: PublishResult, now: float) -> None:
         """Take in what came of a window that was offered."""
         problem = result.unavailable or result.configuration

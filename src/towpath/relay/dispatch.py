@@ -10,6 +10,7 @@ from typing import Final
 from towpath.brokers.ports import PublishResult
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
+from towpath.relay.aside import Aside
 from towpath.relay.away import Away
 from towpath.relay.bookkeeping import Bookkeeping
 from towpath.relay.canary import Canaries
@@ -32,7 +33,10 @@ _UNCOVERED_SECONDS: Final = 0.2
 
 
 class Dispatch:
-    """Publishes one batch at a time, in order per shard, and settles it."""
+    """Publishes one batch at a time, in order per shard, and settles it.
+
+    What the broker failed is published beside that, so that it holds up nothing else.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Dispatch:
         shards: Shards,
         pauses: Pauses,
         away: Away,
+        aside: Aside,
         options: RelayOptions,
         hooks: RelayHooks,
     ) -> None:
@@ -57,9 +62,11 @@ class Dispatch:
         self._shards = shards
         self._pauses = pauses
         self._away = away
+        self._aside = aside
         self._options = options
         self._hooks = hooks
         self._bookkeeping = Bookkeeping(reading, journal, options, hooks, self._tick)
+        self._waiting: asyncio.Timeout | None = None
         self._reach_at = 0.0
         self._reach_failures = 0
         self.ticked_at = boot_time()
@@ -70,21 +77,27 @@ class Dispatch:
         while not stop.is_set():
             self._tick()
             batch = await self._next()
+            taken_count = await self._take_aside()
             leaving = [shard for shard in self._shards if shard.is_leaving and self._is_quiet(shard)]
             if leaving:
                 await self._release(leaving)
             if batch is not None:
                 await self._handle(batch)
-            elif not self._sender.is_started:
+            elif not self._sender.is_started and not self._aside.is_busy:
                 await self._reach()
+            await self._start_aside()
             if self._may_publish(boot_time()) and self._may_resend(boot_time()):
                 await self._resend()
-            await self._bookkeeping.published(0 if batch is None else len(batch.messages))
+            count = taken_count + (0 if batch is None else len(batch.messages))
+            await self._bookkeeping.published(count)
+        await self._aside.ended()
+        await self._take_aside()
         await self._bookkeeping.write()
 
     async def aclose(self) -> None:
         """End what runs in the background."""
         await self._bookkeeping.aclose()
+        await self._aside.aclose()
 
     def _tick(self) -> None:
         self.ticked_at = boot_time()
@@ -97,7 +110,8 @@ class Dispatch:
             await asyncio.sleep(min(wait, _TICK_SECONDS))
             return None
         options, batches = self._options, self._reading.batches
-        held = self._shards.due(now, row_limit=options.window_rows, byte_limit=options.window_bytes)
+        limits = {"row_limit": options.window_rows, "byte_limit": options.window_bytes}
+        held = self._shards.due(now, **limits, are_aside=False)
         if held is not None:
             return held
         if not batches.empty():
@@ -105,12 +119,21 @@ class Dispatch:
         if self._may_resend(now):
             await asyncio.sleep(0)
             return None
-        retry_at = self._shards.next_retry()
-        wait = _TICK_SECONDS if retry_at is None else min(retry_at - now, _TICK_SECONDS)
+        until = min(now + _TICK_SECONDS, self._shards.next_retry(are_aside=False))
+        if self._aside.is_over:
+            return None
+        if not self._aside.is_busy:
+            until = min(until, max(self._shards.next_retry(are_aside=True), self._aside.away.until))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
+            async with asyncio.timeout(until - now) as self._waiting:
                 return await batches.get()
         return None
+
+    def _stir(self, _: object) -> None:
+        """Something is to be done: wait for no batch any longer."""
+        if self._waiting is not None and not self._waiting.expired():
+            with contextlib.suppress(RuntimeError):  # it is over
+                self._waiting.reschedule(0)
 
     async def _reach(self) -> None:
         """Connect before there is anything to publish, so that readiness tells the truth."""
@@ -147,11 +170,47 @@ class Dispatch:
             return
         crash_point(CrashPoint.READ_BEFORE_PUBLISH)
         self._bookkeeping.expect(len(current.messages))
-        result = problem or await self._sender.send(current)
-        crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
-        self.published_count += len(result.acknowledged)
-        self._canaries.published(current, result.acknowledged)
-        await self._settle(current, result)
+        await self._settle(current, problem or await self._sender.send(current), self._away)
+
+    async def _start_aside(self) -> None:
+        """Publish what waits of shards that are kept apart, if the way is free."""
+        aside, options, now = self._aside, self._options, boot_time()
+        if aside.is_busy or now < aside.away.until or not self._may_publish(now):
+            return
+        limits = {"row_limit": options.window_rows, "byte_limit": options.window_bytes}
+        batch = self._shards.due(now, **limits, are_aside=True)
+        if batch is None:
+            if aside.away.problem is not None and not any(shard.failures for shard in self._shards):
+                aside.away.forget()
+            return
+        batch.parked = {}
+        if not self._gates.concerns(batch) or await self._find_parked(batch):
+            aside.start(batch, self._offer_aside(batch), self._stir)
+
+    async def _offer_aside(self, batch: Batch) -> PublishResult | None:
+        """Runs beside the publishing loop: uses nothing that the loop uses across an await."""
+        sender = self._aside.sender
+        problem = await sender.connect()
+        current = self._aside.batch = self._admitted(batch)
+        if current is None:
+            return None
+        crash_point(CrashPoint.READ_BEFORE_PUBLISH)
+        self._bookkeeping.expect(len(current.messages))
+        return problem or await sender.send(current)
+
+    async def _take_aside(self) -> int:
+        """Settle what came of the window beside; how many messages were in it."""
+        taken = self._aside.take()
+        if taken is None:
+            return 0
+        batch, result, was_long = taken
+        await self._settle(batch, result, self._aside.away)
+        if result.acknowledged:
+            self._away.reached(boot_time())
+        if not was_long:
+            for shard in filter(None, map(self._shards.get, batch.parts)):
+                shard.is_aside = shard.failures > 0
+        return len(batch.messages)
 
     async def _find_parked(self, batch: Batch) -> bool:
         """Mark what waits behind a gate; where that cannot be found out the batch is left for later."""
@@ -203,21 +262,28 @@ class Dispatch:
     def _covered(self, batch: Batch) -> tuple[list[int], list[int]]:
         """Shards of a batch that are as they were read: with a lease that covers a publish, and without.
 
-        Nothing may be awaited between this and handing the messages to the broker's client.
+        What is being published beside is not covered for anything else. Nothing may be awaited between this
+        and handing the messages to the broker's client.
         """
         now = boot_time()
         needed = self._options.publish_deadline + self._options.margin
+        aside = self._aside.shards if batch is not self._aside.batch else ()
         covered: list[int] = []
         uncovered: list[int] = []
         for number, part in batch.parts.items():
             shard = self._shards.get(number)
             if shard is not None and shard.stamp == part.stamp:
-                (covered if shard.lease_until - now >= needed else uncovered).append(number)
+                is_covered = shard.lease_until - now >= needed and number not in aside
+                (covered if is_covered else uncovered).append(number)
         return covered, uncovered
 
     def _admitted(self, batch: Batch) -> Batch | None:
         """The part of a batch that may be published now; what a lease does not cover is left for later."""
         covered, uncovered = self._covered(batch)
+        if batch is not self._aside.batch:
+            apart = [number for number in covered if self._shards.is_aside(number)]
+            self._leave(batch, apart, boot_time())
+            covered = [number for number in covered if number not in apart]
         if len(covered) == len(batch.parts):
             return batch
         self._leave(batch, uncovered, boot_time() + _UNCOVERED_SECONDS)
@@ -230,7 +296,10 @@ class Dispatch:
             self._shards.settle(waiting, {number: range(len(waiting.rows))})
             self._retry([number], retry_at)
 
-    async def _settle(self, batch: Batch, result: PublishResult) -> None:
+    async def _settle(self, batch: Batch, result: PublishResult, away: Away) -> None:
+        crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
+        self.published_count += len(result.acknowledged)
+        self._canaries.published(batch, result.acknowledged)
         verdicts = judge(
             batch,
             result,
@@ -246,13 +315,16 @@ class Dispatch:
             self._shards.gate(number, state)
         now = boot_time()
         if batch.is_offered:
-            self._away.observe(result, now)
+            away.observe(result, now)
         for number in verdicts.left:
             shard = self._shards.get(number)
             if shard is None:
                 continue
-            if result.unavailable is not None or result.configuration is not None:
+            problem = result.unavailable or result.configuration
+            if problem is not None:
+                self._aside.away.doubt(problem, now)
                 shard.failures += 1
+                shard.is_aside = True
             if number in verdicts.retry_refused or shard.failures:
                 tries = max([shard.failures, *shard.tries.values()])
                 shard.retry_at = now + self._options.backoff.delay(tries).total_seconds()
@@ -278,7 +350,10 @@ class Dispatch:
 
     def _is_quiet(self, shard: Shard) -> bool:
         """Whether another relay could go on without repeating anything, or this one cannot finish."""
-        return shard.held is None or self._away.problem is not None or self._pauses.is_everything
+        if shard.number in self._aside.shards:
+            return False
+        is_failing = self._away.problem is not None or self._aside.away.problem is not None
+        return shard.held is None or is_failing or self._pauses.is_everything
 
     async def _release(self, leaving: list[Shard]) -> None:
         """Give up shards that other relays are to have; nothing of them is in flight here."""

@@ -23,6 +23,7 @@ from uuid_utils.compat import uuid7
 from towpath.brokers.ports import Broker
 from towpath.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from towpath.failures import problem_of
+from towpath.relay.aside import Aside
 from towpath.relay.away import Away
 from towpath.relay.canary import Canaries
 from towpath.relay.census import CensusLoop
@@ -138,13 +139,18 @@ class Relay:
             options,
             hooks,
         )
-        provenance = Provenance(
-            Link(database_url, "provenance", LEASES, command_timeout_seconds=_WRITE_SECONDS),
-            ProvenanceStore(schema),
-            options.environment or home_of(database_url),
-            options.broker_number,
-        )
-        self._sender = Sender(broker.publisher(), provenance, options, hooks)
+
+        def sender() -> Sender:
+            provenance = Provenance(
+                Link(database_url, "provenance", LEASES, command_timeout_seconds=_WRITE_SECONDS),
+                ProvenanceStore(schema),
+                options.environment or home_of(database_url),
+                options.broker_number,
+            )
+            return Sender(broker.publisher(), provenance, options, hooks)
+
+        self._sender = sender()
+        self._aside = Aside(sender, Away(options.backoff, hooks))
         writer = JournalWriter(self.id, self._journal_link, journal, leases, self._shards, hooks)
         self._poison = Poison(writer, Unpublished(schema), parking, self._shards, hooks)
         self._gates = Gates(writer, parking, self._poison, self._shards, self._pauses, options, hooks)
@@ -173,6 +179,7 @@ class Relay:
             self._shards,
             self._pauses,
             self._away,
+            self._aside,
             options,
             hooks,
         )
@@ -247,7 +254,7 @@ class Relay:
             f"{'schema' if isinstance(error, SchemaMismatch) else name}: {problem_of(error)}"
             for name, error in (
                 ("database", self._reading.error or self._heartbeat.error or self._mover.error),
-                ("broker", self._away.problem),
+                ("broker", self._away.problem or self._aside.away.problem),
                 ("wakeup", self._wakeup.problem),
             )
             if error is not None
@@ -260,7 +267,7 @@ class Relay:
             )
         if self._reading.server is None and not problems:
             problems.append("database: not connected yet")
-        if not self._sender.is_started and self._away.problem is None:
+        if not self._sender.is_started and not any(each.startswith("broker:") for each in problems):
             problems.append("broker: not connected yet")
         if now - self._heartbeat.beat_at > self._options.lease:
             problems.append(

@@ -7,6 +7,7 @@ comes back: that is how a lost lease, a reload and a failure discard what is in 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,8 @@ class Shard:
     retry_at: float = 0.0
     failures: int = 0
     """Publishes in a row in which the broker failed this shard."""
+    is_aside: bool = False
+    """Published beside the others, since the broker failed it or kept it waiting."""
     tries: dict[int, int] = field(default_factory=dict)
     """Refusals by outbox id."""
     gated: Gated = field(default_factory=Gated)
@@ -265,13 +268,21 @@ class Shards:
             messages.parts = {shard.number: Part(part.done, shard.stamp)}
             shard.held = messages
 
-    def due(self, now: float, *, row_limit: int, byte_limit: int) -> Batch | None:
-        """Held messages whose time has come, of as many shards as fit; None when there are none."""
+    def is_aside(self, number: int) -> bool:
+        """Whether the shard is published beside the others."""
+        shard = self._shards.get(number)
+        return shard is not None and shard.is_aside
+
+    def due(self, now: float, *, row_limit: int, byte_limit: int, are_aside: bool = False) -> Batch | None:
+        """Held messages whose time has come, of as many shards as fit; None when there are none.
+
+        Either of the shards that are published beside the others, or of the others.
+        """
         found: list[Batch] = []
         rows = size = 0
         for shard in self:
             held = shard.held
-            if held is None or shard.retry_at > now:
+            if held is None or shard.retry_at > now or shard.is_aside != are_aside:
                 continue
             rows, size = rows + len(held.rows), size + held.size_bytes
             if found and (rows > row_limit or size > byte_limit):
@@ -279,9 +290,10 @@ class Shards:
             found.append(held)
         return Batch.merged(found) if found else None
 
-    def next_retry(self) -> float | None:
-        """When the earliest held or dropped shard may try again."""
-        return min((shard.retry_at for shard in self if shard.held is not None), default=None)
+    def next_retry(self, *, are_aside: bool = False) -> float:
+        """When the earliest shard with held messages may try again; infinity where there is none."""
+        held = (shard for shard in self if shard.held is not None and shard.is_aside == are_aside)
+        return min((shard.retry_at for shard in held), default=math.inf)
 
     def journal_lag(self, now: float) -> float:
         """Seconds for which progress over messages has not been written down; a crash repeats those."""
