@@ -1,4 +1,4 @@
-"""python -m benchmarks relay|consumer|e2e|operator [--quick] [--json] [--rounds N] [--cells a,b]"""
+"""python -m benchmarks relay|consumer|e2e|operator|profile [--quick] [--json] [--rounds N] [--cells a,b]"""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.report import markdown
 
-BENCHMARKS = ("relay", "consumer", "e2e", "operator")
+BENCHMARKS = ("relay", "consumer", "e2e", "operator", "profile")
 
 
 def parser() -> argparse.ArgumentParser:

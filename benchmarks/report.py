@@ -63,7 +63,7 @@ def _line(facts: Mapping[str, Any]) -> str:
 
 def markdown(facts: Iterable[Mapping[str, Any]]) -> str:
     """Facts of `--json` as the table of docs/performance.md."""
-    lines = [_row(_COLUMNS), _row("---" for _ in _COLUMNS)]
+    lines = [row(_COLUMNS), row("---" for _ in _COLUMNS)]
     for each in facts:
         rate, ratio, p50 = each["messages_per_s"], each["ratio_to_floor"], each["p50_ms"]
         cpu = each["cpu_s_per_million"]
@@ -84,7 +84,7 @@ def markdown(facts: Iterable[Mapping[str, Any]]) -> str:
                 for target in each["targets"]
             ),
         ]
-        lines.append(_row(columns))
+        lines.append(row(columns))
     return "\n".join(lines)
 
 
@@ -92,5 +92,6 @@ def _span(bounds: Sequence[float]) -> str:
     return f"{bounds[0]:,}–{bounds[1]:,}"
 
 
-def _row(columns: Iterable[str]) -> str:
+def row(columns: Iterable[str]) -> str:
+    """Of a table."""
     return f"| {' | '.join(columns)} |"

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.02
 _ONE_WAY_SECONDS = 0.001
 
 
-async def _exchange(url: str, name: str) -> str:
+async def exchange(url: str, name: str) -> str:
     """An exchange with the quorum queue of a group; the queue's name."""
     admin = broker_from_url(url).admin()
     await admin.apply([name], [GroupTopology(name, (name,))], partitions=1)
@@ -34,7 +34,7 @@ async def _exchange(url: str, name: str) -> str:
     return group_queue(name, name, 0)
 
 
-async def _read(channel: aiormq.abc.AbstractChannel, queue: str, count: int) -> list[UUID]:
+async def read_queue(channel: aiormq.abc.AbstractChannel, queue: str, count: int) -> list[UUID]:
     """The ids in a queue, until there are so many and no more come."""
     ids: list[UUID] = []
     arrived = asyncio.Event()
@@ -71,7 +71,7 @@ async def _publish(round_: Round, program: Program, queue: str, produced: Collec
             rss = max(rss, tree_rss_mb(pid))
             await asyncio.sleep(_POLL_SECONDS)
         cpu = meter.stop() if first else {}
-    note = difference(produced, await _read(channel, queue, seen))
+    note = difference(produced, await read_queue(channel, queue, seen))
     await connection.close()
     measured = max(1, count - first)
     return Sample(
@@ -87,7 +87,7 @@ async def _publish(round_: Round, program: Program, queue: str, produced: Collec
 async def gathered(round_: Round) -> Sample:
     """aio-pika: 500 publishes with confirms at a time, of messages that are in memory already."""
     url, name = round_.stage.rabbit.url, round_.stage.fresh_name("gathered")
-    queue = await _exchange(url, name)
+    queue = await exchange(url, name)
     count = round_.size(30_000, 200)
     program = Program(["-m", "benchmarks.publish_windows", "aio-pika", url, name, str(count)])
     return await _publish(round_, program, queue, [UUID(int=number) for number in range(1, count + 1)])
@@ -106,7 +106,7 @@ async def relayed_one_key(round_: Round) -> Sample:
 async def _relayed(round_: Round, count: int, key: str) -> Sample:
     stage = round_.stage
     name = stage.fresh_name("relayed")
-    queue = await _exchange(stage.rabbit.url, name)
+    queue = await exchange(stage.rabbit.url, name)
     async with stage.database() as url:
         connection = await asyncpg.connect(url, command_timeout=600)
         produced = await fill(connection, OUTBOX, name, count, key=key)
@@ -142,13 +142,13 @@ async def quick_kafka(round_: Round) -> Sample:
 async def _rabbitmq(round_: Round, delay_seconds: float) -> Sample:
     stage = round_.stage
     name = stage.fresh_name("late-rabbitmq")
-    queue = await _exchange(stage.rabbit.url, name)
+    queue = await exchange(stage.rabbit.url, name)
     count = round_.size(60_000, 20_000)
     async with TcpProxy("127.0.0.1", stage.rabbit.port) as proxy:
         url = stage.rabbit.url.replace(str(stage.rabbit.port), str(proxy.port))
         sample = await _through(proxy, delay_seconds, url, name, count)
     connection = await aiormq.connect(stage.rabbit.url)
-    ids = await _read(await connection.channel(), queue, count)
+    ids = await read_queue(await connection.channel(), queue, count)
     await connection.close()
     return _verified(sample, count, ids)
 
