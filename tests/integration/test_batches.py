@@ -1,6 +1,7 @@
 """Batch handlers: one transaction for many messages, and only the culprit fails."""
 
 from datetime import timedelta
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
@@ -10,6 +11,8 @@ from tests.integration.engine import EFFECTS, Note, Posted, bench, depot, effect
 from towpath import App, Batch, RetryPolicy, Tx
 from towpath.errors import UsageError
 
+PATIENT: Final[dict[str, Any]] = {"quiet": timedelta(hours=2)}
+"""For batches that are collected for long."""
 INSERT = text(
     "insert into public.effect (parcel, number)"
     " select p, n from unnest(cast(:p as text[]), cast(:n as int[])) x(p, n)"
@@ -33,7 +36,9 @@ def sorting_office(seen: list[int], *, bad: int | None = None, max_wait: str = "
 async def test_messages_of_many_keys_share_one_transaction(migrated_url: str) -> None:
     """C6: effects and states of a batch commit together, each once."""
     seen: list[int] = []
-    async with running(sorting_office(seen, max_wait="1m"), migrated_url, concurrency=100) as office:
+    async with running(
+        sorting_office(seen, max_wait="1m"), migrated_url, concurrency=100, **PATIENT
+    ) as office:
         await office.db.execute(EFFECTS)
         ids = [await office.publish(Posted(f"p{number}", number)) for number in range(100)]
         for message_id in ids:
@@ -79,7 +84,9 @@ async def test_what_waits_behind_a_batch_starts_it(migrated_url: str) -> None:
     """C17: where order alone keeps it small it does not wait for others to come."""
     seen: list[int] = []
     office_of_one_key = sorting_office(seen, max_wait="1h")
-    async with running(office_of_one_key, migrated_url, drain_timeout=timedelta(milliseconds=1)) as office:
+    async with running(
+        office_of_one_key, migrated_url, **PATIENT, drain_timeout=timedelta(milliseconds=1)
+    ) as office:
         await office.db.execute(EFFECTS)
         ids = [await office.publish(Posted("p", number)) for number in range(5)]
         for message_id in ids[:-1]:
@@ -128,7 +135,7 @@ async def test_a_batch_of_messages_from_broker_and_database_gives_back_what_each
     async def sort(batch: Batch[Note], tx: Tx) -> None:
         seen.append(len(batch))
 
-    async with running(app, migrated_url, concurrency=4) as office:
+    async with running(app, migrated_url, concurrency=4, **PATIENT) as office:
 
         async def retry() -> UUID:
             return await office.submit_due(Note())
