@@ -84,8 +84,10 @@ async def run(
             round_ = Round(stage)
             pairs = [(plan, *each) for plan in chosen for each in plan.trials(quick=quick).items()]
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(sample(number, round_, *each)) for each in pairs]
-            for (plan, name, _), task in zip(pairs, running, strict=True):
+                # Several at once begin with the last ones, which wait more than they work.
+                waiting = pairs if at_once == 1 else pairs[::-1]
+                running = [tasks.create_task(sample(number, round_, *each)) for each in waiting]
+            for (plan, name, _), task in zip(waiting, running, strict=True):
                 results[plan.name][name].samples.append(task.result())
     for plan in chosen:
         subjects = results[plan.name]

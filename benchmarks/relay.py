@@ -66,6 +66,7 @@ TABLE = (
         {**draining.PEERS, **_BACKLOG},
         tuple(draining.PEERS),
         (Target("≥ 6 × the best peer", 6.0),),
+        only_full=("txoutbox", "faststream-outbox"),
     ),
     Plan(
         "rabbitmq",

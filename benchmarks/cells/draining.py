@@ -18,7 +18,6 @@ from benchmarks.stage import Stage
 
 _ELSEWHERE = "elsewhere"
 """A destination whose rows are not measured."""
-_TRANSACTIONS = 100
 _OWNED = "select relay, count(*) from towpath.shard_lease where relay is not null group by relay"
 _SHARDS = 16
 
@@ -135,21 +134,21 @@ def several(relays: int) -> Trial:
 
     async def trial(round_: Round) -> Sample:
         stage = round_.stage
-        topic = stage.fresh_name("shared")
+        topic, transaction_count = stage.fresh_name("shared"), round_.size(100, 10)
         await stage.topic(topic)
 
         async with (
             stage.database() as url,
-            asyncpg.create_pool(url, max_size=_TRANSACTIONS) as pool,
+            asyncpg.create_pool(url, max_size=transaction_count) as pool,
             AsyncExitStack() as stack,
         ):
-            rows_each = _size(round_) // _TRANSACTIONS
+            rows_each = _size(round_) // transaction_count
 
             async def wait() -> Waiting:
                 async with pool.acquire() as connection:
                     await _shared(connection, relays)
                 transactions, ids = [], []
-                for _ in range(_TRANSACTIONS):
+                for _ in range(transaction_count):
                     connection = await stack.enter_async_context(pool.acquire())
                     transactions.append(connection.transaction())
                     await transactions[-1].start()
