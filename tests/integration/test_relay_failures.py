@@ -26,7 +26,7 @@ from tests.integration.relaying import (
 )
 from towpath.brokers.ports import OutboundMessage
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
-from towpath.relay import Relay
+from towpath.relay import Relay, engine
 from towpath.store import migrate
 from towpath.testing.services import PostgresServer
 
@@ -491,5 +491,23 @@ async def test_a_database_out_of_reach_is_waited_for(
         await emit(db, "k", b"2")
         await eventually(lambda: not relay.status().is_ready)
         await postgres_proxy.restore()
+        await eventually(lambda: broker.payloads[-1] == b"2")
+        await eventually(lambda: relay.status().is_ready)
+
+
+async def test_a_connection_that_died_silently_is_given_up(
+    db: "asyncpg.Connection[Any]", migrated_url: str, postgres_proxy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7, R13: a poll that is never answered ends when the database answers on new connections."""
+    monkeypatch.setattr(engine, "_READ_SECONDS", 600.0)
+    parts = urlsplit(migrated_url)
+    proxied = urlunsplit(parts._replace(netloc=f"postgres@127.0.0.1:{postgres_proxy.port}"))
+    broker = RecordingBroker()
+    async with relaying(proxied, broker) as relay:
+        await eventually(lambda: len(relay.status().shards) == 16)
+        await emit(db, "k", b"1")
+        await eventually(lambda: broker.payloads == [b"1"])
+        await postgres_proxy.strand()
+        await emit(db, "k", b"2")
         await eventually(lambda: broker.payloads[-1] == b"2")
         await eventually(lambda: relay.status().is_ready)

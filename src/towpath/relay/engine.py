@@ -44,6 +44,7 @@ from towpath.relay.publish import Sender
 from towpath.relay.reading import Reading
 from towpath.relay.retention import RETENTION, Clearing
 from towpath.relay.status import RelayStatus
+from towpath.relay.stranded import Stranded
 from towpath.relay.wakeup import Wakeup
 from towpath.store.backlog import BacklogStore
 from towpath.store.canary import CanaryStore
@@ -190,6 +191,7 @@ class Relay:
             options,
             hooks,
         )
+        self._stranded = Stranded(self._heartbeat, (self._reading, self._mover))
         self._is_draining = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -209,6 +211,7 @@ class Relay:
                     tasks.create_task(self._canaries.run(), name="canaries"),
                     tasks.create_task(self._wakeup.run(), name="wakeup"),
                     tasks.create_task(self._census.run(), name="census"),
+                    tasks.create_task(self._stranded.run(), name="stranded"),
                 ]
                 publishing = tasks.create_task(self._dispatch.run(stop), name="publishing")
                 await self._drained(stop, publishing)

@@ -53,6 +53,8 @@ class Heartbeat:
         """When the last beat succeeded, on the boot-time clock."""
         self.ticked_at = self.beat_at
         """When it last tried."""
+        self.failed_at = float("-inf")
+        """When one last failed."""
         self.error: BaseException | None = None
         self.outdated: SchemaMismatch | None = None
 
@@ -73,6 +75,7 @@ class Heartbeat:
             except StoreUnavailable as error:
                 self._link.drop()
                 wait = min(wait, _HUNGRY_SECONDS)
+                self.failed_at = boot_time()
                 if self.error is None:
                     self._hooks.store_unavailable(error, wait)
                 self.error = error

@@ -48,6 +48,8 @@ class Mover:
         self.moved_count = 0
         """Events moved since the start."""
         self.ticked_at = boot_time()
+        self.asking_since: float | None = None
+        """When the present step began; None between two."""
         self.error: BaseException | None = None
 
     async def run(self) -> None:
@@ -56,7 +58,7 @@ class Mover:
         Raises ConfigurationError when the schema is missing or its progress is not this database's.
         """
         while True:
-            self.ticked_at = boot_time()
+            self.ticked_at = self.asking_since = boot_time()
             try:
                 with link_errors():
                     wait = await self.step()
@@ -70,6 +72,7 @@ class Mover:
                 if self.error is None:
                     self._hooks.store_unavailable(error, wait)
                 self.error = error
+            self.asking_since = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._was_told.wait()
@@ -79,6 +82,10 @@ class Mover:
         """Somebody else looked."""
         self._told = outlook
         self._was_told.set()
+
+    def give_up(self) -> None:
+        """Wait no longer for an answer on this connection."""
+        self._link.drop()
 
     def close(self) -> None:
         """Close the connection; a step that is on its way happens wholly or not at all."""

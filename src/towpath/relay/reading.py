@@ -61,6 +61,8 @@ class Reading:
         self._pace = Pace(options.poll_min, options.poll_max, options.poll_asleep, options.window_rows)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(1)
         self.ticked_at = boot_time()
+        self.asking_since: float | None = None
+        """When it asked the database what has no answer yet."""
         self.error: BaseException | None = None
 
     @property
@@ -84,7 +86,7 @@ class Reading:
         Raises ConfigurationError when the schema is missing or its journal is not this database's.
         """
         while True:
-            self.ticked_at = boot_time()
+            self.ticked_at = self.asking_since = boot_time()
             try:
                 with link_errors():
                     wait = await self._step()
@@ -94,6 +96,7 @@ class Reading:
                 self.forget(str(stale))
                 continue
             except StoreUnavailable as error:
+                self.asking_since = None
                 self._failures += 1
                 wait = self._options.backoff.delay(self._failures).total_seconds()
                 self._hooks.store_unavailable(error, wait)
@@ -101,8 +104,14 @@ class Reading:
                 self.error = error
                 await asyncio.sleep(wait)
                 continue
+            finally:
+                self.asking_since = None
             if wait:
                 await self._wait(wait)
+
+    def give_up(self) -> None:
+        """Wait no longer for an answer on this connection."""
+        self._link.drop()
 
     def forget(self, reason: str) -> None:
         """End the session and drop all memory; the next step begins with the journal."""
@@ -140,6 +149,7 @@ class Reading:
         is_for_others = was_notified and not batch.rows
         self._wakeup.rest(self._options.poll_max if is_for_others else self._options.poll_min)
         if batch.rows or self._moves(batch):
+            self.asking_since = None
             await self.batches.put(batch)
         return 0.0 if reader.has_open_window else wait
 

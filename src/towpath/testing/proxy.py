@@ -47,9 +47,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._links: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._delay_seconds = 0.0
-        self._gates = {direction: asyncio.Event() for direction in Direction}
-        for gate in self._gates.values():
-            gate.set()
+        self._gates = _open_gates()
 
     def _reserved_number(self) -> int:
         assert self._reserved is not None
@@ -105,6 +103,14 @@ class TcpProxy:
             if direction is None or direction is each:
                 self._gates[each].clear()
 
+    async def strand(self) -> None:
+        """Connections there are stay open and carry nothing any more, for good; new ones work.
+
+        Like a failover of an address, or a firewall that forgot them.
+        """
+        await self.hang()
+        self._gates = _open_gates()
+
     async def delay(self, seconds: float) -> None:
         """Delivers each piece of data that much later, in both directions; the bandwidth stays."""
         self._delay_seconds = seconds
@@ -130,14 +136,15 @@ class TcpProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, writers: list[asyncio.StreamWriter]
     ) -> None:
         """One client's connection until both directions have ended."""
+        gates = self._gates
         try:
             # Like a frozen server: the kernel accepts, and nobody reads.
-            await self._gates[Direction.REQUESTS].wait()
+            await gates[Direction.REQUESTS].wait()
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
             writers.append(upstream_writer)
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, upstream_writer, Direction.REQUESTS))
-                pumps.create_task(self._pump(upstream_reader, writer, Direction.REPLIES))
+                pumps.create_task(self._pump(reader, upstream_writer, gates[Direction.REQUESTS]))
+                pumps.create_task(self._pump(upstream_reader, writer, gates[Direction.REPLIES]))
         except* OSError:
             for each in writers:
                 _reset(each)
@@ -146,7 +153,7 @@ class TcpProxy:
                 each.close()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event
     ) -> None:
         """Carries one direction until its end; a queue keeps a delay from adding up over pieces."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
@@ -156,7 +163,7 @@ class TcpProxy:
             while True:
                 due_at, data = await queue.get()
                 await asyncio.sleep(max(0.0, due_at - loop.time()))
-                await self._gates[direction].wait()
+                await gate.wait()
                 if not data:
                     if writer.can_write_eof():
                         with contextlib.suppress(OSError):
@@ -170,11 +177,18 @@ class TcpProxy:
         async with asyncio.TaskGroup() as group:
             group.create_task(deliver())
             while True:
-                await self._gates[direction].wait()  # what nobody reads stays in the kernel's small buffers
+                await gate.wait()  # what nobody reads stays in the kernel's small buffers
                 data = await reader.read(_CHUNK_BYTES)
                 await queue.put((loop.time() + self._delay_seconds, data))
                 if not data:
                     break
+
+
+def _open_gates() -> dict[Direction, asyncio.Event]:
+    gates = {direction: asyncio.Event() for direction in Direction}
+    for gate in gates.values():
+        gate.set()
+    return gates
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
