@@ -99,16 +99,18 @@ async def running(programs: Mapping[str, Program]) -> AsyncIterator[dict[str, Pr
 
 
 @asynccontextmanager
-async def printing(program: Program) -> AsyncIterator[tuple[Process, asyncio.StreamReader]]:
-    """A process with what it prints; killed unless it has ended by then."""
+async def printing(program: Program) -> AsyncIterator[asyncio.StreamReader]:
+    """What a process prints until it ends; it is killed when what listens fails."""
     process = await program.start(asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        yield process, process.stdout
-    finally:
-        if process.returncode is None:
+        yield process.stdout
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            await process.wait()
+        raise
+    finally:
+        await process.wait()
 
 
 async def worker_registered(connection: asyncpg.Connection) -> None:

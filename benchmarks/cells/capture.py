@@ -71,7 +71,9 @@ async def _steady(round_: Round) -> dict[int, Sample]:
             return committed, None
 
         async with connected(stage, url, LOW_LATENCY) as connect:
-            await observe(stage, url, watch, connect.processes, start)
+            warmed = await observe(stage, url, watch, connect.processes, start)
+            if warmed.is_void:
+                raise RuntimeError(f"the backlog before the steady rates: {warmed.note}")
             for rate in latency.RATES:
                 topic = stage.fresh_name("steady")
                 await stage.topic(topic)

@@ -56,12 +56,12 @@ async def load(round_: Round, rate: int, rows: Rows, url: str, topic: str, pid: 
     reader = Program(["-m", "benchmarks.steady", "read", kafka, topic, str(count + 1)])
     arguments = ["write", url, _NAMES[rows], topic, str(rate), str(seconds)]
     writer = Program(["-m", "benchmarks.steady", *arguments])
-    async with printing(reader) as (_, received_lines):
+    async with printing(reader) as received_lines:
         if (await received_lines.readline()).decode().strip() != LISTENING:
             raise RuntimeError("the reader ended before it listened")
         meter = CpuMeter({"relay": pid, "postgres": stage.postgres.pid, "kafka": stage.kafka.pid})
         meter.start()
-        async with printing(writer) as (_, sent_lines):
+        async with printing(writer) as sent_lines:
             sent_json = await sent_lines.read()
         cpu, rss = meter.stop(), tree_rss_mb(pid)
         received_json = await received_lines.read()
