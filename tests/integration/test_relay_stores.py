@@ -8,6 +8,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+from tests.integration.relaying import RecordingBroker
+from towpath.relay import Relay, RelayOptions
 from towpath.relay.link import PROGRESS
 from towpath.store.database import PLANNER_PINS
 from towpath.store.journal import Journal, JournalEntry, Progress
@@ -67,6 +69,24 @@ async def test_a_lapsed_lease_is_not_revived_and_free_only_after_the_margin(db: 
     assert await LEASES.renew(db, A, 30) == {}
     assert await take(db, B, margin=60) == {}
     assert sorted(await take(db, B)) == list(ALL)
+
+
+async def test_shards_of_a_relay_that_is_late_are_looked_for_before_its_leases_end(
+    db: Any, migrated_url: str
+) -> None:
+    """R4: so that they are owned again a margin and a second after that, not a heartbeat later."""
+    await LEASES.beat(db, A, "host", 30)
+    await take(db, A, count=8)
+    heartbeat = Relay(migrated_url, RecordingBroker(), RelayOptions())._heartbeat
+    assert await heartbeat.beat(), "half of the shards are its fair share"
+    await db.execute("update towpath.relay set seen_at = towpath.clock() - interval '26 s' where id = $1", A)
+    assert not await heartbeat.beat(), "it may have all of them, and beats every second until it has"
+    await db.execute(
+        "update towpath.shard_lease set lease_until = towpath.clock() - interval '2 s' where relay = $1", A
+    )
+    assert await heartbeat.beat()
+    await heartbeat.leave()
+    heartbeat.close()
 
 
 async def test_a_release_under_an_older_epoch_is_ignored(db: Any) -> None:

@@ -90,8 +90,10 @@ class Heartbeat:
         with link_errors():
             connection = await self._link.connection()
             await self._leases.ensure_installed(connection)
+            # Whoever is late by then is not counted: others look every second when the leases end.
+            patience = options.lease - options.renew_every
             beat = await self._leases.beat(
-                connection, self._relay, self._host, options.lease, options.broker_number
+                connection, self._relay, self._host, patience, options.broker_number
             )
             self._pauses.told(beat.paused)  # before there is a shard that anything could be published of
             self._directory.told(beat.destinations)
