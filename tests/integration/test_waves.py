@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from tests.integration.engine import Note, Posted, bench, depot, until
+from tests.integration.engine import Engine, Note, Posted, bench, depot, until
 from towpath import App, Batch, Call, RetryPolicy
-from towpath.consumer import waves
+from towpath.consumer import slots, waves
+from towpath.store.claims import Claimed, ClaimStore
 from towpath.store.settles import Settled, SettleStore
 from towpath.store.work import Work
 
@@ -172,3 +173,70 @@ async def test_handlers_that_compute_for_long_let_the_loop_come_round(migrated_u
             await office.is_drained("notes")
         counting.cancel()
     assert len(turned - {0, 16}) >= 4, f"only at {turned}"
+
+
+async def test_quick_handlers_are_claimed_ahead_of_their_slots_and_run_no_more_at_once(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10: while a claim is on its way slots do not idle, and `concurrency` holds all the same."""
+    app = depot(ordering="none")
+    claimed, ended, running = 0, 0, 0
+    most_claimed, most_running = 0, 0
+    claim = ClaimStore.claim
+
+    async def claiming(store: ClaimStore, batch: Sequence[Work], **options: bool) -> Claimed:
+        nonlocal claimed
+        found = await claim(store, batch, **options)
+        claimed += len(found.started)
+        return found
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        nonlocal ended, running, most_claimed, most_running
+        running += 1
+        most_running, most_claimed = max(most_running, running), max(most_claimed, claimed - ended)
+        await asyncio.sleep(0.001)
+        running, ended = running - 1, ended + 1
+
+    monkeypatch.setattr(ClaimStore, "claim", claiming)
+    monkeypatch.setattr(slots, "_AHEAD_SECONDS", 60.0)  # a busy machine makes no handler slow
+    async with bench(app, migrated_url, concurrency=3) as office:
+        ids = [await office.publish(Note(number)) for number in range(60)]
+        async with office.member():
+            await office.is_drained("notes")
+        assert {(await office.row(id_))["state"] for id_ in ids} == {"SUCCEEDED"}
+    assert (3, True) == (most_running, most_claimed > 3)
+
+
+async def test_what_was_claimed_ahead_goes_back_unspent_at_shutdown(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: it never began; another member runs it."""
+    app = depot(ordering="none")
+    monkeypatch.setattr(slots, "_AHEAD_SECONDS", 60.0)
+    may_end, seen = asyncio.Event(), list[int]()
+
+    @app.idempotent()
+    async def post(note: Note, call: Call) -> None:
+        seen.append(note.number)
+        await (asyncio.sleep(0) if note.number < 10 else may_end.wait())
+
+    async with bench(app, migrated_url, concurrency=2, drain_timeout=timedelta(milliseconds=10)) as office:
+        for number in range(10):
+            await office.publish(Note(number))
+        async with office.member():
+            await office.is_drained("notes")
+            ids = [await office.publish(Note(number)) for number in range(10, 14)]
+            await until(lambda: _running(office, 4))
+        rows = [await office.row(id_) for id_ in ids]
+        assert {(row["state"], row["attempt"], row["deliveries"]) for row in rows} == {("ACCEPTED", 0, 0)}
+        assert len(seen) == 12, "two began, two did not"
+        may_end.set()
+        async with office.member():
+            await office.is_drained("notes")
+        assert {(await office.row(id_))["state"] for id_ in ids} == {"SUCCEEDED"}
+
+
+async def _running(office: Engine, count: int) -> bool:
+    query = "select count(*) from towpath.task where state = 'RUNNING'"
+    return bool(await office.db.fetchval(query) == count)

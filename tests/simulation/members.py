@@ -37,6 +37,7 @@ from towpath.consumer import (
     roster,
     running,
     upkeep,
+    waves,
     wiring,
 )
 from towpath.consumer.effects import calling
@@ -80,7 +81,7 @@ _KILLS: Final = {
 }
 _CLOCKED: Final = (
     calling, claims, due, endings, health, held, membership, pace, patience, pump, reaper, reporting, roster,
-    running, session, subscriber, upkeep, watchdog, wiring,
+    running, session, subscriber, upkeep, watchdog, waves, wiring,
 )  # fmt: skip
 _MORTAL: Final = (burials, endings, patience, pump, receiving, running, upkeep)
 """Where crash points are."""

@@ -203,3 +203,50 @@ def test_a_batch_is_not_collected_for_as_long_as_what_runs_is_taken_for_harmless
     assert problem == (
         "counted: max_wait=30s must be less than TOWPATH_WORKER__QUIET, 30s: lower it, or raise that"
     )
+
+
+def test_more_is_claimed_than_runs_where_handlers_are_quick() -> None:
+    """As many as begin within a twentieth of a second, and at most as many again as there are slots."""
+    board = Board()
+    assert board.fill("slots.plain") == 8, "nothing is known yet"
+    for seconds, ahead in ((1.0, 0), (0.1, 4), (0.01, 8), (0.0, 8)):
+        board = Board()
+        board.took(seconds)
+        assert board.fill("slots.narrow") == 2
+        assert board.fill("slots.plain") + 2 == 8 + ahead
+        assert board.due_room == 2, "nothing is left to lend"
+
+
+async def test_what_was_claimed_ahead_begins_when_there_is_a_slot_in_its_order() -> None:
+    board, begun = Board(concurrency=2), list[int]()
+
+    async def begin(number: int) -> None:
+        await board.enter()
+        begun.append(number)
+
+    tasks = [asyncio.create_task(begin(number)) for number in range(6)]
+    await asyncio.sleep(0)
+    assert begun == [0, 1]
+    tasks[2].cancel()
+    board.leave()
+    tasks[3].cancel()  # it has its turn already, and does not take it
+    await asyncio.wait(tasks[2:5])
+    assert begun == [0, 1, 4]
+    board.enter_at_once()  # one that began without asking
+    board.leave()
+    await asyncio.sleep(0)
+    assert begun == [0, 1, 4]
+    board.leave()
+    await asyncio.wait(tasks)
+    assert begun == [0, 1, 4, 5]
+
+
+async def test_what_was_claimed_ahead_waits_for_slots_that_the_database_borrowed() -> None:
+    board = Board(concurrency=2)
+    assert board.fill_due("slots.plain") == 1 + 1
+    await board.enter()
+    second = asyncio.create_task(board.enter())
+    await asyncio.sleep(0)
+    assert not second.done()
+    board.give_back_due("slots.plain")
+    await second

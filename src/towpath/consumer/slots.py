@@ -5,9 +5,15 @@ a handler with a low `concurrency` holds up nobody but itself. A transactional h
 session for as long as it runs, so no more of them start than there are sessions. Work from the database
 has slots of its own beside those of the broker's messages; what both want alike, a handler's own slots
 and the sessions, is promised to the database in turn, or a backlog at the broker would keep it waiting.
+
+A claim takes as long as many a handler. So that slots do not idle meanwhile, more messages are claimed than
+there are slots, as many as will begin within a twentieth of a second going by how long handlers took of late;
+they queue for a slot before they begin. All kinds alike, or those that are slow would find no slot beside
+those that are quick.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +23,8 @@ from towpath.settings import WorkerSettings
 
 _BATCHES: Final = 2
 """One batch of a handler runs while the next is collected."""
+_AHEAD_SECONDS: Final = 0.05
+_LEARNING_RATE: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +63,63 @@ class Slots:
         """They have room of their own, which must not become handlers that run one by one."""
         self._shared = {limit for limits in self._own.values() for limit in limits}
         """What broker and database both want."""
+        self._usual_seconds: float | None = None
+        """How long handlers take that wait for something, of late."""
+        self._running = 0
+        """Of the broker's messages."""
+        self._queue: deque[asyncio.Future[None]] = deque()
+        """Those that were claimed ahead of their slots."""
 
     def obstacle(self, type_: str) -> Limit | None:
         """What one of the broker's messages would have to wait for; None: there is a slot."""
         for limit in self._own.get(type_, ()):
             if limit.taken + limit.is_promised >= limit.size:
                 return limit
-        is_full = self._worker.taken + self._borrowed >= self._worker.size
+        room = self._worker.size - self._worker.taken - self._borrowed
+        is_full = room <= 0 and room + self._ahead <= 0
         return self._worker if is_full and type_ not in self._batches else None
+
+    @property
+    def _ahead(self) -> int:
+        """How many may be claimed beyond the slots."""
+        if self._usual_seconds is None:
+            return 0
+        return int(self._worker.size * min(1.0, _AHEAD_SECONDS / max(self._usual_seconds, 1e-6)))
+
+    async def enter(self) -> None:
+        """One of the broker's messages begins, as soon as there is a slot, in the order of calls."""
+        if not self._queue and self._running < self._worker.size - self._borrowed:
+            self._running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.leave()
+            raise
+
+    def enter_at_once(self) -> None:
+        """One has begun already, together with others that did not wait for anything."""
+        self._running += 1
+
+    def leave(self) -> None:
+        """It has ended, or did not begin."""
+        self._running -= 1
+        self._let_in()
+
+    def took(self, seconds: float) -> None:
+        """A handler is through."""
+        usual = seconds if self._usual_seconds is None else self._usual_seconds
+        self._usual_seconds = usual + (seconds - usual) * _LEARNING_RATE
+
+    def _let_in(self) -> None:
+        while self._queue and self._running < self._worker.size - self._borrowed:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self._running += 1
+                turn.set_result(None)
 
     def take(self, type_: str) -> None:
         """Take a slot that is there."""
@@ -102,6 +159,7 @@ class Slots:
     def give_back_due(self, type_: str) -> None:
         """It ended, or could not start."""
         self._due.taken -= 1
+        self._let_in()
         self._give_back_own(type_)
 
     def _give_back_own(self, type_: str) -> None:

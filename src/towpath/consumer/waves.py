@@ -9,6 +9,7 @@ its context the next does not see.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -21,6 +22,7 @@ from towpath.consumer.effects.executions import Done, Execution
 from towpath.consumer.roster import Roster
 from towpath.consumer.running import Runner
 from towpath.consumer.runs import Phase, Run
+from towpath.consumer.slots import Slots
 from towpath.handlers import Handler
 from towpath.states import TaskState
 
@@ -37,19 +39,22 @@ class _Wave:
     succeeded: list[tuple[Run, Done]] = field(default_factory=list)
     is_relieved: bool = False
     """All but the running one was given to other tasks."""
+    has_slot: bool = False
+    """The running one is of the broker and waits for something: it counts as running."""
 
 
 class Waves:
     """Starts claimed messages of one worker."""
 
     def __init__(
-        self, handlers: Mapping[str, Handler], runner: Runner, batches: Batches, roster: Roster
+        self, handlers: Mapping[str, Handler], runner: Runner, batches: Batches, roster: Roster, slots: Slots
     ) -> None:
         self._handlers = handlers
         self._collected = [handler for handler in handlers.values() if handler.batch is not None]
         self._batches = batches
         self._runner = runner
         self._roster = roster
+        self._slots = slots
         self._waits: set[str] = set()
         """Types whose handler waited for something the last time: each gets a task at once."""
         self._ended: list[tuple[Run, Done]] = []
@@ -72,21 +77,40 @@ class Waves:
             if handler is not None and handler.batch is not None:
                 self._batches.add(handler, handler.batch, run)
             elif run.work.type in self._waits:
-                self._roster.spawn([run], self._work_off(_Wave(deque([run]))))
+                self._roster.spawn([run], self._work_alone(run))
             else:
                 quick.append(run)
         if quick:
             self._roster.spawn(quick, self._work_off(_Wave(deque(quick))))
 
+    async def _work_alone(self, run: Run) -> None:
+        """One of a type that waits: as soon as there is a slot, where it came from the broker."""
+        wave = _Wave(deque([run]))
+        if run.received is not None:
+            await self._slots.enter()
+            wave.has_slot = True
+        await self._work_off(wave)
+
     async def _work_off(self, wave: _Wave) -> None:
-        task, clean = asyncio.current_task(), copy_context()
         relief = asyncio.get_running_loop().call_soon(self._is_waiting, wave)
+        try:
+            await self._handle_all(wave)
+        finally:
+            self._leave_slot(wave)
+        relief.cancel()
+        await self._runner.conclude_all(wave.succeeded)
+
+    async def _handle_all(self, wave: _Wave) -> None:
+        task, clean = asyncio.current_task(), copy_context()
         turn_ends_at: float | None = None
         while wave.waiting:
             run = wave.running = wave.waiting.popleft()
             if run.phase is Phase.HANDED_BACK:
                 continue
             execution = await self._runner.handle(run)
+            if wave.has_slot:
+                self._slots.took(time.monotonic() - run.began_at)
+                self._leave_slot(wave)
             turn_ends_at = turn_ends_at or run.began_at + _TURN_SECONDS
             if not wave.is_relieved:
                 self._waits.discard(run.work.type)
@@ -98,8 +122,11 @@ class Waves:
                 self._settle_soon(run, execution, clean)
             else:
                 wave.succeeded.append((run, execution))
-        relief.cancel()
-        await self._runner.conclude_all(wave.succeeded)
+
+    def _leave_slot(self, wave: _Wave) -> None:
+        if wave.has_slot:
+            wave.has_slot = False
+            self._slots.leave()
 
     def _settle_soon(self, run: Run, done: Done, clean: Context) -> None:
         """Together with those whose handlers end in the same turn of the loop."""
@@ -118,6 +145,9 @@ class Waves:
             return
         if wave.running is not None and wave.running.phase is Phase.HANDLING:
             self._waits.add(wave.running.work.type)
+            if wave.running.received is not None and not wave.has_slot:
+                wave.has_slot = True
+                self._slots.enter_at_once()
         self._relieve(wave)
 
     def _relieve(self, wave: _Wave) -> None:

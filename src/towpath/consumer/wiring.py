@@ -143,7 +143,7 @@ def wire(
         broker_labels,
         settings.max_deliveries,
     )
-    waves = Waves(app.handlers, runner, Batches(runner, executor, roster), roster)
+    waves = Waves(app.handlers, runner, Batches(runner, executor, roster), roster, slots)
     held = Held(subscriber, slots, wake_pump)
     repeats = Repeats(subscriber, claims, watch)
     receiver = Receiver(
