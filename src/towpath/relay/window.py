@@ -16,11 +16,10 @@ from towpath.store.snapshot import Snapshot
 
 _HOLD_POLLS = 20
 _DROWSY_POLLS = 12
-_CROWD_ROWS = 25
-_CROWD_INTERVALS = 4
-_MOST_INTERVALS = 10
+_CROWD_ROWS_PER_SECOND = 4000.0
 _INTERVAL_ROWS_PER_SECOND = 1000.0
 """How many rows a second make a window fill for one more interval."""
+_MOST_INTERVALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,9 @@ class OpenWindow:
 class Pace:
     """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling.
 
-    Where so many come that each waits for company anyway, a window is given a little longer to fill, and
-    the longer the more there are, but not to more than half of what is published at once: polls and
-    publishes cost by the window as well as by the row, and writers want the processors.
+    Where thousands of rows come a second a window is given longer to fill, and the longer the more there
+    are, but not to more than half of what is published at once: polls and publishes cost by the window as
+    well as by the row, and writers want the processors.
 
     Where rows are notified it goes on to the one for sleeping, after a time at the longest: a
     transaction that wrote before notifying was asked for is mostly over by then, and found sooner.
@@ -150,9 +149,10 @@ class Pace:
             row_count / max(now - self._polled_at, self._shortest),
         )
         self._polled_at = now
-        if row_count >= _CROWD_ROWS:
+        rate = min(rate_before, self._rows_per_second)  # of two polls the fewer, for a burst is over soon
+        if rate > _CROWD_ROWS_PER_SECOND:
             self._drowsy_polls = 0
-            return min(self._longest, self._filling(min(rate_before, self._rows_per_second)))
+            return min(self._longest, self._filling(rate))
         doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
         wait = min(self._longest, self._shortest * 2.0**doublings)
         self._drowsy_polls = self._drowsy_polls + 1 if wait == self._longest and not row_count else 0
@@ -161,9 +161,6 @@ class Pace:
         return wait
 
     def _filling(self, rows_per_second: float) -> float:
-        """How long a window fills where so many come; of two polls the fewer, for a burst is over soon."""
-        intervals: float = _CROWD_INTERVALS
-        if rows_per_second > intervals * _INTERVAL_ROWS_PER_SECOND:
-            by_rate = min(rows_per_second / _INTERVAL_ROWS_PER_SECOND, _MOST_INTERVALS)
-            intervals = max(intervals, min(by_rate, self._window_rows / 2 / rows_per_second / self._shortest))
-        return self._shortest * intervals
+        """How long a window fills where so many come."""
+        by_rate = min(rows_per_second / _INTERVAL_ROWS_PER_SECOND, _MOST_INTERVALS) * self._shortest
+        return max(self._shortest, min(by_rate, self._window_rows / 2 / rows_per_second))
