@@ -20,6 +20,8 @@ from benchmarks.stage import PARTITIONS, id_of
 
 CONNECTIONS = 8
 LISTENING = "listening"
+PLANNED_ONCE = {"plan_cache_mode": "force_generic_plan"}
+"""Like an INSERT of values: this one, whose number of rows is a parameter, would be planned for every row."""
 _PATIENCE_MS = 30_000
 ROWS = {"floor": FLOOR, "outbox": OUTBOX, "debezium": DEBEZIUM}
 
@@ -28,7 +30,7 @@ async def write(url: str, table: str, topic: str, rate: int, seconds: int) -> li
     """Commit a row whenever one is due; a commit is never waited for by the next connection's."""
     sent: list[tuple[str, float]] = []
     numbers = iter(range(rate * seconds))
-    connections = [await asyncpg.connect(url) for _ in range(CONNECTIONS)]
+    connections = [await asyncpg.connect(url, server_settings=PLANNED_ONCE) for _ in range(CONNECTIONS)]
     began = time.monotonic()
 
     async def client(connection: asyncpg.Connection) -> None:

@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol, TypeAlias
 from uuid import UUID
 
+import msgspec
+
 from towpath.errors import BrokerUnavailable, ConfigurationError, MessageRefused
 
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
@@ -27,8 +29,7 @@ def headers_size_bytes(headers: Headers) -> int:
     return size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OutboundMessage:
+class OutboundMessage(msgspec.Struct, frozen=True, gc=False):
     """One message as the relay hands it to a publisher: headers complete, payload final."""
 
     message_id: UUID
@@ -123,12 +124,8 @@ class BrokerDeath:
     """How often it was given up there for this reason."""
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """One received message. Identity, not value: two deliveries of one message differ.
-
-    Nobody changes it. It is not declared frozen because a frozen one takes three times as long to make.
-    """
+class Delivery(msgspec.Struct, eq=False):
+    """One received message. Identity, not value: two deliveries of one message differ. Nobody changes it."""
 
     source: str
     """Kafka topic or RabbitMQ exchange (the destination's address, not the queue)."""
@@ -152,8 +149,8 @@ class Delivery:
     """
     death: BrokerDeath | None = None
     """Set for a message that the broker took from the group by itself: for the catalog, not for a handler."""
-    size_bytes: int = field(init=False)
-    """Value and headers."""
+    size_bytes: int = 0
+    """Value and headers; counted when it is made."""
 
     def __post_init__(self) -> None:
         self.size_bytes = len(self.value or b"") + headers_size_bytes(self.headers)

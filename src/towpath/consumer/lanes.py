@@ -4,22 +4,22 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
 from itertools import count
+
+import msgspec
 
 from towpath.brokers.ports import Delivery
 from towpath.errors import DecodeError
 from towpath.store.work import Work
 
 
-@dataclass(slots=True, eq=False)
-class Received:
+class Received(msgspec.Struct, eq=False):
     """A delivery and the work it asks for. Identity, not value."""
 
     work: Work
     delivery: Delivery
     undecodable: DecodeError | None = None
-    received_at: float = field(default_factory=time.monotonic)
+    received_at: float = msgspec.field(default_factory=time.monotonic)
     is_acknowledged: bool = False
     """Its broker message is gone; its lane went on."""
     lane: "Lane | None" = None
@@ -29,12 +29,11 @@ class Received:
     """It is claimed to wait in the database, since its handler is paused."""
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
+class Lane(msgspec.Struct, eq=False):
     """Messages of one key, partition, or a single message where nothing is ordered."""
 
     id: Hashable
-    waiting: deque[Received] = field(default_factory=deque)
+    waiting: deque[Received] = msgspec.field(default_factory=deque)
     running: Received | None = None
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
+
+import msgspec
 
 from towpath.consumer.lanes import Received
 from towpath.store.work import Work
@@ -46,8 +47,7 @@ class Owner(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(msgspec.Struct, eq=False):
     """Identity, not value."""
 
     work: Work

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import asyncpg
+import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from towpath.errors import StoreUnavailable
@@ -24,8 +25,7 @@ _LOST_RACES: Final = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class Success:
+class Success(msgspec.Struct, eq=False):
     """One finished handler whose row has to say so."""
 
     work: Work

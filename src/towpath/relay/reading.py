@@ -86,7 +86,7 @@ class Reading:
         Raises ConfigurationError when the schema is missing or its journal is not this database's.
         """
         while True:
-            self.ticked_at = self.asking_since = boot_time()
+            began_at = self.ticked_at = self.asking_since = boot_time()
             try:
                 with link_errors():
                     wait = await self._step()
@@ -106,8 +106,8 @@ class Reading:
                 continue
             finally:
                 self.asking_since = None
-            if wait:
-                await self._wait(wait)
+            if (left := began_at + wait - boot_time()) > 0:
+                await self._wait(left)
 
     def give_up(self) -> None:
         """Wait no longer for an answer on this connection."""

@@ -16,10 +16,12 @@ from towpath.store.snapshot import Snapshot
 
 _HOLD_POLLS = 20
 _DROWSY_POLLS = 12
+_SEVERAL_ROWS = 2.0
 _CROWD_ROWS_PER_SECOND = 4000.0
 _INTERVAL_ROWS_PER_SECOND = 1000.0
 """How many rows a second make a window fill for one more interval."""
 _MOST_INTERVALS = 10
+_LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class OpenWindow:
 class Pace:
     """Poll intervals in seconds: the shortest while rows come and for a short hold after, then doubling.
 
+    Half of that where each poll would find several rows.
+
     Where thousands of rows come a second a window is given longer to fill, and the longer the more there
     are, but not to more than half of what is published at once: polls and publishes cost by the window as
     well as by the row, and writers want the processors.
@@ -134,7 +138,8 @@ class Pace:
         self._quiet_polls = 0
         self._drowsy_polls = 0
         self._polled_at = float("-inf")
-        self._rows_per_second = 0.0
+        self._usual_rate = 0.0
+        """Rows a second, of late."""
 
     @property
     def is_idle(self) -> bool:
@@ -144,17 +149,16 @@ class Pace:
     def after(self, row_count: int, now: float, *, is_notified: bool) -> float:
         """The wait after a poll that began now and returned so many rows."""
         self._quiet_polls = 0 if row_count else self._quiet_polls + 1
-        rate_before, self._rows_per_second = (
-            self._rows_per_second,
-            row_count / max(now - self._polled_at, self._shortest),
-        )
+        current = row_count / max(now - self._polled_at, self._shortest / 2)
+        rate = min(self._usual_rate, current)  # of a burst, which is over soon, neither may be taken alone
+        self._usual_rate += (current - self._usual_rate) * _LEARNING_RATE
         self._polled_at = now
-        rate = min(rate_before, self._rows_per_second)  # of two polls the fewer, for a burst is over soon
         if rate > _CROWD_ROWS_PER_SECOND:
             self._drowsy_polls = 0
             return min(self._longest, self._filling(rate))
+        are_several = self._usual_rate * self._shortest > _SEVERAL_ROWS
         doublings = min(max(0, self._quiet_polls - _HOLD_POLLS), 30)
-        wait = min(self._longest, self._shortest * 2.0**doublings)
+        wait = min(self._longest, self._shortest * 2.0 ** (doublings - are_several))
         self._drowsy_polls = self._drowsy_polls + 1 if wait == self._longest and not row_count else 0
         if is_notified and self._drowsy_polls > _DROWSY_POLLS:
             return self._asleep

@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from enum import Enum
 from uuid import UUID
 
+import msgspec
+
 from towpath.errors import DecodeError
 from towpath.messages import Envelope, Headers, read_envelope
 from towpath.messages.headers import is_reserved
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A message on its way through one consumer group. Identity, not value."""
 
     id: UUID

@@ -37,6 +37,8 @@ class _Lane:
     partition: int
     pending: deque[int] = field(default_factory=deque)
     batch_limit: int = _UNLIMITED
+    is_refused: bool = False
+    """A batch was refused as a whole: what is left goes through another producer."""
 
 
 class KafkaPublisher:
@@ -199,46 +201,25 @@ class KafkaPublisher:
         """
         while lanes:
             producer = await self._connected()
-            async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._drain_lane(producer, lane, window, withheld, result))
-                    for lane in lanes
-                ]
+            # Most windows have no more than a batch for each partition: a task for each would cost as much.
+            sent: list[tuple[_Lane, list[int], asyncio.Future[Any]]] = []
+            try:
+                for lane in lanes:
+                    taken, answer = await _hand_over(producer, lane, window, withheld)
+                    sent.append((lane, taken, answer))
+                await asyncio.wait([answer for _, _, answer in sent])
+            finally:
+                for lane, taken, answer in sent:
+                    _take_in(lane, taken, answer, window, withheld, result)
+            if longer := [lane for lane in lanes if lane.pending and not lane.is_refused]:
+                async with asyncio.TaskGroup() as tasks:
+                    for lane in longer:
+                        tasks.create_task(_drain_lane(producer, lane, window, withheld, result))
             if result.unavailable is not None:
                 return
-            lanes = [lane for lane, task in zip(lanes, running, strict=True) if not task.result()]
+            lanes = [lane for lane in lanes if lane.is_refused]
             if lanes:
                 self._abandon()
-
-    async def _drain_lane(
-        self,
-        producer: AIOKafkaProducer,
-        lane: _Lane,
-        window: Sequence[OutboundMessage],
-        withheld: set[OrderKey],
-        result: PublishResult,
-    ) -> bool:
-        """Write one lane; False when a batch was refused and the producer must be replaced."""
-        while lane.pending:
-            batch = producer.create_batch()
-            taken = _fill(batch, lane, window, withheld)
-            if not taken:
-                return True
-            try:
-                answer = await producer.send_batch(batch, lane.topic, partition=lane.partition)
-                await answer
-            except _CLIENT_ERRORS as error:
-                is_poisoned = isinstance(error, kafka.UnknownError) and any(
-                    window[index].key is None for index in taken
-                )  # an unkeyed record in a compacted topic is refused with a code the client does not know
-                if not is_poisoned and not isinstance(error, (*TOO_LARGE, kafka.CorruptRecordException)):
-                    _note(error, result)
-                    return True
-                _split(taken, lane, window, withheld, result, error)
-                return False
-            result.acknowledged.update(taken)
-            lane.batch_limit = min(_UNLIMITED, lane.batch_limit * 2)
-        return True
 
     async def _connected(self) -> AIOKafkaProducer:
         if self._producer is None:
@@ -259,6 +240,69 @@ class KafkaPublisher:
         self._abandon()
         if self._burials:
             await asyncio.wait(self._burials)
+
+
+async def _drain_lane(
+    producer: AIOKafkaProducer,
+    lane: _Lane,
+    window: Sequence[OutboundMessage],
+    withheld: set[OrderKey],
+    result: PublishResult,
+) -> None:
+    """Write one lane, batch by batch, until nothing is left or something is wrong."""
+    while lane.pending and not lane.is_refused:
+        taken, answer = await _hand_over(producer, lane, window, withheld)
+        await asyncio.wait([answer])
+        _take_in(lane, taken, answer, window, withheld, result)
+
+
+async def _hand_over(
+    producer: AIOKafkaProducer, lane: _Lane, window: Sequence[OutboundMessage], withheld: set[OrderKey]
+) -> tuple[list[int], "asyncio.Future[Any]"]:
+    """Give the client the lane's next batch: what is in it, and its answer to come."""
+    lane.is_refused = False
+    batch = producer.create_batch()
+    taken = _fill(batch, lane, window, withheld)
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if not taken:
+        lane.pending.clear()
+        answer.set_result(None)
+        return taken, answer
+    try:
+        answer = await producer.send_batch(batch, lane.topic, partition=lane.partition)
+    except _CLIENT_ERRORS as error:
+        answer.set_exception(error)
+    return taken, answer
+
+
+def _take_in(
+    lane: _Lane,
+    taken: list[int],
+    answer: "asyncio.Future[Any]",
+    window: Sequence[OutboundMessage],
+    withheld: set[OrderKey],
+    result: PublishResult,
+) -> None:
+    """Note what came of a batch, if that is known; a lane with an error not its own is left for now."""
+    if not answer.done():
+        answer.cancel()
+        return
+    error = kafka.KafkaConnectionError("given up by the client") if answer.cancelled() else answer.exception()
+    if error is None:
+        result.acknowledged.update(taken)
+        lane.batch_limit = min(_UNLIMITED, lane.batch_limit * 2)
+        return
+    is_poisoned = isinstance(error, kafka.UnknownError) and any(
+        window[index].key is None for index in taken
+    )  # an unkeyed record in a compacted topic is refused with a code the client does not know
+    if is_poisoned or isinstance(error, (*TOO_LARGE, kafka.CorruptRecordException)):
+        lane.is_refused = True
+        _split(taken, lane, window, withheld, result, error)
+    elif isinstance(error, _CLIENT_ERRORS):
+        lane.pending.clear()
+        _note(error, result)
+    else:
+        raise error
 
 
 def _fill(batch: Any, lane: _Lane, window: Sequence[OutboundMessage], withheld: set[OrderKey]) -> list[int]:

@@ -14,8 +14,7 @@ from towpath.store.deaths import Stage
 _result_encoder: Final = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The handler returned; the row is still RUNNING."""
 
     state: TaskState
