@@ -1,7 +1,6 @@
 """Successes are settled in batches, and what offends in a batch is alone with it."""
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import msgspec
 import pytest
 
 from tests.integration.engine import Note, bench, depot
@@ -196,7 +196,7 @@ async def test_the_heads_of_a_batch_each_promote_their_least_follower(migrated_u
             from unnest('{a,a,b,b,b}'::text[], '{x,x,x,z,z}'::text[], '{3,2,2,9,null}'::bigint[])
                  x(source, lane, position)""")
     batch = [
-        (dataclasses.replace(head, source=source), None)
+        (msgspec.structs.replace(head, source=source), None)
         for (source, _), head in zip(lanes, heads, strict=True)
         if (source, head.lane) != ("b", "x")
     ]
