@@ -175,8 +175,9 @@ async def test_handlers_that_compute_for_long_let_the_loop_come_round(migrated_u
     assert len(turned - {0, 16}) >= 4, f"only at {turned}"
 
 
+@pytest.mark.parametrize(("of_the_worker", "of_its_own"), [(3, None), (30, 3)])
 async def test_quick_handlers_are_claimed_ahead_of_their_slots_and_run_no_more_at_once(
-    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch, of_the_worker: int, of_its_own: int | None
 ) -> None:
     """C10: while a claim is on its way slots do not idle, and `concurrency` holds all the same."""
     app = depot(ordering="none")
@@ -190,7 +191,7 @@ async def test_quick_handlers_are_claimed_ahead_of_their_slots_and_run_no_more_a
         claimed += len(found.started)
         return found
 
-    @app.idempotent()
+    @app.idempotent(concurrency=of_its_own)
     async def post(note: Note, call: Call) -> None:
         nonlocal ended, running, most_claimed, most_running
         running += 1
@@ -200,12 +201,34 @@ async def test_quick_handlers_are_claimed_ahead_of_their_slots_and_run_no_more_a
 
     monkeypatch.setattr(ClaimStore, "claim", claiming)
     monkeypatch.setattr(slots, "_AHEAD_SECONDS", 60.0)  # a busy machine makes no handler slow
-    async with bench(app, migrated_url, concurrency=3) as office:
+    async with bench(app, migrated_url, concurrency=of_the_worker) as office:
         ids = [await office.publish(Note(number)) for number in range(60)]
         async with office.member():
             await office.is_drained("notes")
         assert {(await office.row(id_))["state"] for id_ in ids} == {"SUCCEEDED"}
     assert (3, True) == (most_running, most_claimed > 3)
+
+
+async def test_one_that_was_claimed_ahead_does_not_see_what_the_one_before_it_left(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins when that one ends, in a context of its own."""
+    app = depot(ordering="none")
+    monkeypatch.setattr(slots, "_AHEAD_SECONDS", 60.0)
+    seen: set[str] = set()
+
+    @app.idempotent(concurrency=1)
+    async def post(note: Note, call: Call) -> None:
+        seen.add(WHO.get())
+        WHO.set(str(note.number))
+        await asyncio.sleep(0.001)
+
+    async with bench(app, migrated_url) as office:
+        for number in range(30):
+            await office.publish(Note(number))
+        async with office.member():
+            await office.is_drained("notes")
+    assert seen == {"nobody"}
 
 
 async def test_what_was_claimed_ahead_goes_back_unspent_at_shutdown(

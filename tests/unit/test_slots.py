@@ -205,48 +205,111 @@ def test_a_batch_is_not_collected_for_as_long_as_what_runs_is_taken_for_harmless
     )
 
 
-def test_more_is_claimed_than_runs_where_handlers_are_quick() -> None:
+@pytest.mark.parametrize(("seconds", "ahead"), [(1.0, 0), (0.1, 4), (0.01, 8), (0.0, 8)])
+def test_more_is_claimed_than_runs_where_handlers_are_quick(seconds: float, ahead: int) -> None:
     """As many as begin within a twentieth of a second, and at most as many again as there are slots."""
     board = Board()
     assert board.fill("slots.plain") == 8, "nothing is known yet"
-    for seconds, ahead in ((1.0, 0), (0.1, 4), (0.01, 8), (0.0, 8)):
-        board = Board()
-        board.took(seconds)
-        assert board.fill("slots.narrow") == 2
-        assert board.fill("slots.plain") + 2 == 8 + ahead
-        assert board.due_room == 2, "nothing is left to lend"
+    board = Board()
+    board.took("slots.plain", seconds)
+    assert board.fill("slots.narrow") == 2, "nothing is known of it"
+    assert board.fill("slots.plain") + 2 == 8 + ahead
+    assert board.due_room == 2, "nothing is left to lend"
 
 
-async def test_what_was_claimed_ahead_begins_when_there_is_a_slot_in_its_order() -> None:
-    board, begun = Board(concurrency=2), list[int]()
-
-    async def begin(number: int) -> None:
-        await board.enter()
-        begun.append(number)
-
-    tasks = [asyncio.create_task(begin(number)) for number in range(6)]
-    await asyncio.sleep(0)
-    assert begun == [0, 1]
-    tasks[2].cancel()
-    board.leave()
-    tasks[3].cancel()  # it has its turn already, and does not take it
-    await asyncio.wait(tasks[2:5])
-    assert begun == [0, 1, 4]
-    board.enter_at_once()  # one that began without asking
-    board.leave()
-    await asyncio.sleep(0)
-    assert begun == [0, 1, 4]
-    board.leave()
-    await asyncio.wait(tasks)
-    assert begun == [0, 1, 4, 5]
+def test_of_a_kind_with_slots_of_its_own_more_is_claimed_by_its_own_time() -> None:
+    """A session is used by all that are transactional; a handler that is slow has only what it runs."""
+    board = Board(concurrency=20)
+    board.took("slots.stored", 0.01)
+    board.took("slots.narrow", 3.0)
+    assert board.fill("slots.kept") == 3
+    assert board.fill("slots.stored") == 4 + 4 - 3
+    assert board.fill("slots.narrow") == 2
 
 
-async def test_what_was_claimed_ahead_waits_for_slots_that_the_database_borrowed() -> None:
+def test_what_is_claimed_ahead_does_not_take_the_slot_that_is_promised() -> None:
+    """C4: the database looks as soon as there is one."""
+    board = Board()
+    board.took("slots.narrow", 0.01)
+    assert board.fill("slots.narrow") == 4
+    board.redeem(board.promise())
+    board.wakes_due.clear()
+    for _ in range(2):
+        board.give_back("slots.narrow")
+        assert not board.has_due("slots.narrow")
+        assert board.obstacle("slots.narrow") is not None
+        assert not board.wakes_due.is_set(), "it would look in vain"
+    board.give_back("slots.narrow")
+    assert board.wakes_due.is_set()
+    assert board.fill_due("slots.narrow") == 1
+
+
+class Begun(list[str]):
+    """What has a slot, by name."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self._board = board
+        self.given_up: set[str] = set()
+
+    def enter(self, type_: str, name: str) -> bool:
+        """Whether it began at once."""
+
+        def begin() -> bool:
+            if name in self.given_up:
+                return False
+            self.append(name)
+            return True
+
+        return self._board.enter(f"slots.{type_}", begin)
+
+
+def test_what_was_claimed_ahead_begins_when_there_is_a_slot_in_its_order() -> None:
+    """One that was given up meanwhile does not take its turn."""
     board = Board(concurrency=2)
+    begun = Begun(board)
+    assert [begun.enter("plain", name) for name in "abcde"] == [True, True, False, False, False]
+    begun.given_up.add("c")
+    board.leave("slots.plain")
+    assert begun == ["a", "b", "d"]
+    board.enter_at_once("slots.plain")  # one that began without asking
+    board.leave("slots.plain")
+    assert begun == ["a", "b", "d"]
+    board.leave("slots.plain")
+    assert begun == ["a", "b", "d", "e"]
+
+
+def test_what_was_claimed_ahead_waits_for_slots_of_its_own_and_holds_up_nobody() -> None:
+    """Never more than its concurrency run, nor more transactional ones than there are sessions."""
+    board = Board(concurrency=6)
+    begun = Begun(board)
+    assert [begun.enter("narrow", f"n{number}") for number in range(4)] == [True, True, False, False]
+    assert [begun.enter("kept", f"k{number}") for number in range(4)] == [True, True, True, False]
+    assert begun.enter("stored", "s")
+    assert not begun.enter("plain", "p"), "six run"
+    board.leave("slots.kept")
+    assert begun[-1] == "k3", "it came before"
+    board.leave("slots.narrow")
+    assert begun[-1] == "n2"
+    board.leave("slots.stored")
+    assert begun[-1] == "p", "another narrow one would be the third"
+    board.leave("slots.narrow")
+    assert begun[-1] == "n3"
+
+
+def test_what_the_database_runs_counts_among_the_slots_of_a_kind() -> None:
+    board = Board()
+    begun = Begun(board)
+    assert board.fill_due("slots.narrow") == 2
+    assert not begun.enter("narrow", "n")
+    board.give_back_due("slots.narrow")
+    assert begun == ["n"]
+
+
+def test_what_was_claimed_ahead_waits_for_slots_that_the_database_borrowed() -> None:
+    board = Board(concurrency=2)
+    begun = Begun(board)
     assert board.fill_due("slots.plain") == 1 + 1
-    await board.enter()
-    second = asyncio.create_task(board.enter())
-    await asyncio.sleep(0)
-    assert not second.done()
+    assert [begun.enter("plain", name) for name in "ab"] == [True, False]
     board.give_back_due("slots.plain")
-    await second
+    assert begun == ["a", "b"]

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from towpath.app import App
-from towpath.consumer.effects.calling import Caller, attempt_of, bounded
+from towpath.consumer.effects.calling import Caller, attempt_of
 from towpath.consumer.pauses import Pauses
 from towpath.consumer.upkeep import StoreWatch
 from towpath.context import OnceCall
@@ -113,7 +113,7 @@ class Reconciler:
         async def ask() -> object:
             return await reconcile.function(call, **injected)
 
-        return await bounded(handler, ask, None)
+        return await self._caller.bounded(handler, ask, None)
 
 
 def _never(step: str, /) -> NoReturn:

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from contextvars import Context
 from typing import Any, Final
 from uuid import UUID
 
 from towpath.consumer.lanes import Received
-from towpath.consumer.runs import Run, by_owner
+from towpath.consumer.runs import Phase, Run, by_owner
 from towpath.consumer.settling import until_available
 from towpath.store.database import within
 from towpath.store.doubts import DoubtStore
@@ -56,9 +57,14 @@ class Roster:
         """It runs without a task for now."""
         self._runs.setdefault(run)
 
-    def spawn(self, runs: Sequence[Run], act: Coroutine[Any, Any, None]) -> None:
-        """Let one task do these, also when another had them before. When it ends, they have ended."""
-        task = asyncio.create_task(act)
+    def spawn(
+        self, runs: Sequence[Run], act: Coroutine[Any, Any, None], context: Context | None = None
+    ) -> None:
+        """Let one task do these, also when another had them before. When it ends, they have ended.
+
+        Without a context of its own it has a copy of the caller's.
+        """
+        task = asyncio.get_running_loop().create_task(act, context=context)
         self._tasks.add(task)
         for run in runs:
             run.task = task
@@ -160,7 +166,10 @@ class Roster:
         return claims - {(run.work.id, run.work.token) for run in self._runs if run.work.token is not None}
 
     async def cancel_all(self) -> None:
-        """Nothing runs on."""
+        """Nothing runs on, and what has not begun does not begin."""
+        for run in self._runs:
+            if run.task is None and run.phase is Phase.QUEUED:
+                run.phase = Phase.HANDED_BACK
         running = list(self._tasks)
         await cancel(running)
         await cancel([task for task in self._tasks if task not in running])  # to which they left an outcome

@@ -161,15 +161,24 @@ class Runner:
             return
         for owner, own in by_owner(run for run, _ in succeeded):
             owner.handled(own)
+        for run, execution in await self.settle_all(succeeded):
+            await self.conclude(run, execution)
+
+    async def settle_all(self, succeeded: Sequence[tuple[Run, Done]]) -> list[tuple[Run, Execution]]:
+        """Settle successes whose owners know that they are handled. Returns whom the database refuses."""
         successes = [Success(run.work, done.result) for run, done in succeeded]
         await self._group_commit.settle(successes)
-        outcomes = list(zip([run for run, _ in succeeded], successes, strict=True))
-        self._have_succeeded([run for run, success in outcomes if success.outcome is True])
-        for run, success in outcomes:
-            if isinstance(success.outcome, Exception):
-                await self.conclude(run, Failed(self._app.classifier.classify(success.outcome)))
-            elif not success.outcome:
-                await self.conclude(run, Dropped())
+        settled: list[Run] = []
+        refused: list[tuple[Run, Execution]] = []
+        for (run, _), success in zip(succeeded, successes, strict=True):
+            if success.outcome is True:
+                settled.append(run)
+            elif isinstance(success.outcome, Exception):
+                refused.append((run, Failed(self._app.classifier.classify(success.outcome))))
+            else:
+                refused.append((run, Dropped()))
+        self._have_succeeded(settled)
+        return refused
 
     def committed(self, runs: Sequence[Run], promoted_count: int) -> None:
         """Successes that a handler's transaction has settled."""

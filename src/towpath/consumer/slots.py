@@ -9,13 +9,14 @@ and the sessions, is promised to the database in turn, or a backlog at the broke
 A claim takes as long as many a handler. So that slots do not idle meanwhile, more messages are claimed than
 there are slots, as many as will begin within a twentieth of a second going by how long handlers took of late;
 they queue for a slot before they begin. All kinds alike, or those that are slow would find no slot beside
-those that are quick.
+those that are quick; but of a kind with slots of its own no more than go by its own time.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from towpath.handlers import Effect, Handler
@@ -33,13 +34,30 @@ class Limit:
 
     size: int
     taken: int = 0
+    """By what is claimed."""
+    running: int = 0
+    """Of these, what has begun."""
     is_promised: bool = False
     """The next one that frees is not for the broker's messages."""
+    usual_seconds: float | None = None
+    """How long handlers take of late that wait for something."""
 
     @property
     def is_full(self) -> bool:
         """Whether nothing is left."""
         return self.taken >= self.size
+
+    @property
+    def ahead(self) -> int:
+        """How many may be claimed beyond its size."""
+        if self.usual_seconds is None:
+            return 0
+        return int(self.size * min(1.0, _AHEAD_SECONDS / max(self.usual_seconds, 1e-6)))
+
+    def took(self, seconds: float) -> None:
+        """One is through."""
+        usual = seconds if self.usual_seconds is None else self.usual_seconds
+        self.usual_seconds = usual + (seconds - usual) * _LEARNING_RATE
 
 
 class Slots:
@@ -63,63 +81,70 @@ class Slots:
         """They have room of their own, which must not become handlers that run one by one."""
         self._shared = {limit for limits in self._own.values() for limit in limits}
         """What broker and database both want."""
-        self._usual_seconds: float | None = None
-        """How long handlers take that wait for something, of late."""
-        self._running = 0
-        """Of the broker's messages."""
-        self._queue: deque[asyncio.Future[None]] = deque()
-        """Those that were claimed ahead of their slots."""
+        self._queues: dict[str, deque[tuple[int, str, Callable[[], bool]]]] = {}
+        """What was claimed ahead of its slot; a type with slots of its own has a queue of its own."""
+        self._order = count()
 
     def obstacle(self, type_: str) -> Limit | None:
         """What one of the broker's messages would have to wait for; None: there is a slot."""
         for limit in self._own.get(type_, ()):
-            if limit.taken + limit.is_promised >= limit.size:
+            if limit.taken >= (limit.size - 1 if limit.is_promised else limit.size + limit.ahead):
                 return limit
         room = self._worker.size - self._worker.taken - self._borrowed
-        is_full = room <= 0 and room + self._ahead <= 0
+        is_full = room <= 0 and room + self._worker.ahead <= 0
         return self._worker if is_full and type_ not in self._batches else None
 
-    @property
-    def _ahead(self) -> int:
-        """How many may be claimed beyond the slots."""
-        if self._usual_seconds is None:
-            return 0
-        return int(self._worker.size * min(1.0, _AHEAD_SECONDS / max(self._usual_seconds, 1e-6)))
+    def is_bounded(self, type_: str) -> bool:
+        """Whether it has slots of its own."""
+        return type_ in self._own and bool(self._own[type_])
 
-    async def enter(self) -> None:
-        """One of the broker's messages begins, as soon as there is a slot, in the order of calls."""
-        if not self._queue and self._running < self._worker.size - self._borrowed:
-            self._running += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.leave()
-            raise
+    def enter(self, type_: str, begin: Callable[[], bool]) -> bool:
+        """One of the broker's messages begins: now, or as soon as there is a slot, in the order of calls.
 
-    def enter_at_once(self) -> None:
+        `begin` says whether it did. False: it is called later.
+        """
+        queue_of = type_ if self._own.get(type_) else ""
+        if queue_of not in self._queues and self._may_begin(type_):
+            self._begin(type_, begin)
+            return True
+        self._queues.setdefault(queue_of, deque()).append((next(self._order), type_, begin))
+        return False
+
+    def enter_at_once(self, type_: str) -> None:
         """One has begun already, together with others that did not wait for anything."""
-        self._running += 1
+        for limit in (self._worker, *self._own.get(type_, ())):
+            limit.running += 1
 
-    def leave(self) -> None:
-        """It has ended, or did not begin."""
-        self._running -= 1
+    def leave(self, type_: str) -> None:
+        """It has ended."""
+        for limit in (self._worker, *self._own.get(type_, ())):
+            limit.running -= 1
         self._let_in()
 
-    def took(self, seconds: float) -> None:
-        """A handler is through."""
-        usual = seconds if self._usual_seconds is None else self._usual_seconds
-        self._usual_seconds = usual + (seconds - usual) * _LEARNING_RATE
+    def took(self, type_: str, seconds: float) -> None:
+        """A handler is through that waited for something."""
+        for limit in (self._worker, *self._own.get(type_, ())):
+            limit.took(seconds)
+
+    def _may_begin(self, type_: str) -> bool:
+        if self._worker.running >= self._worker.size - self._borrowed:
+            return False
+        return all(limit.running < limit.size for limit in self._own.get(type_, ()))
+
+    def _begin(self, type_: str, begin: Callable[[], bool]) -> None:
+        if begin():
+            self.enter_at_once(type_)
 
     def _let_in(self) -> None:
-        while self._queue and self._running < self._worker.size - self._borrowed:
-            turn = self._queue.popleft()
-            if not turn.done():
-                self._running += 1
-                turn.set_result(None)
+        while self._queues:
+            heads = [(queue[0], name) for name, queue in self._queues.items() if self._may_begin(queue[0][1])]
+            if not heads:
+                return
+            (_, type_, begin), name = min(heads)
+            self._queues[name].popleft()
+            if not self._queues[name]:
+                del self._queues[name]
+            self._begin(type_, begin)
 
     def take(self, type_: str) -> None:
         """Take a slot that is there."""
@@ -153,19 +178,23 @@ class Slots:
 
     def take_due(self, type_: str) -> None:
         """Take a slot that is there."""
-        for limit in (self._due, *self._own.get(type_, ())):
+        self._due.taken += 1
+        for limit in self._own.get(type_, ()):
             limit.taken += 1
+            limit.running += 1
 
     def give_back_due(self, type_: str) -> None:
         """It ended, or could not start."""
         self._due.taken -= 1
+        for limit in self._own.get(type_, ()):
+            limit.running -= 1
         self._let_in()
         self._give_back_own(type_)
 
     def _give_back_own(self, type_: str) -> None:
         for limit in self._own.get(type_, ()):
             limit.taken -= 1
-            if limit.is_promised:
+            if limit.is_promised and not limit.is_full:
                 self._wake_due.set()
         self._wake.set()
 

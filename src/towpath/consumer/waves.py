@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeGuard
 
 from towpath.consumer.batches import Batches
@@ -58,10 +59,17 @@ class Waves:
         self._waits: set[str] = set()
         """Types whose handler waited for something the last time: each gets a task at once."""
         self._ended: list[tuple[Run, Done]] = []
-        """Handlers with a task to themselves that succeeded in this turn of the loop."""
+        """Handlers with a task to themselves that succeeded, until those before them are settled."""
+        self._is_settling = False
+        self._turn = 0
+        """Of the loop; it is counted only while somebody wants to know whether he waited."""
+        self._is_turning = False
+        self._clean = copy_context()
+        """No handler has set anything in it."""
 
     def start(self, runs: Sequence[Run]) -> None:
         """Run claimed messages of one owner."""
+        self._clean = copy_context()
         self._runner.claimed(runs)
         self._spread(runs)
 
@@ -76,20 +84,54 @@ class Waves:
             handler = self._handlers.get(run.work.type)
             if handler is not None and handler.batch is not None:
                 self._batches.add(handler, handler.batch, run)
-            elif run.work.type in self._waits:
-                self._roster.spawn([run], self._work_alone(run))
+            elif run.work.type in self._waits or self._slots.is_bounded(run.work.type):
+                self._start_alone(run)
             else:
                 quick.append(run)
         if quick:
             self._roster.spawn(quick, self._work_off(_Wave(deque(quick))))
 
-    async def _work_alone(self, run: Run) -> None:
+    def _start_alone(self, run: Run) -> None:
         """One of a type that waits: as soon as there is a slot, where it came from the broker."""
-        wave = _Wave(deque([run]))
-        if run.received is not None:
-            await self._slots.enter()
-            wave.has_slot = True
-        await self._work_off(wave)
+        if run.received is None:
+            self._begin_alone(run)
+        elif not self._slots.enter(run.work.type, partial(self._begin_alone, run)):
+            self._roster.add(run)
+
+    def _begin_alone(self, run: Run) -> bool:
+        if run.phase is Phase.HANDED_BACK:
+            self._roster.forget([run])
+            return False
+        self._roster.spawn([run], self._work_alone(run), self._clean.copy())
+        return True
+
+    async def _work_alone(self, run: Run) -> None:
+        turn = self._current_turn()
+        try:
+            if run.phase is Phase.HANDED_BACK:
+                return
+            execution = await self._runner.handle(run)
+            if run.received is not None:
+                self._slots.took(run.work.type, time.monotonic() - run.began_at)
+        finally:
+            if run.received is not None:
+                self._slots.leave(run.work.type)
+        if turn == self._turn:
+            self._waits.discard(run.work.type)
+        if _is_success(execution) and not is_being_cancelled():
+            self._settle_soon(run, execution)
+        else:
+            await self._runner.conclude(run, execution)
+
+    def _current_turn(self) -> int:
+        if not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        return self._turn
+
+    def _end_turn(self) -> None:
+        self._turn += 1
+        self._is_turning = False
 
     async def _work_off(self, wave: _Wave) -> None:
         relief = asyncio.get_running_loop().call_soon(self._is_waiting, wave)
@@ -109,7 +151,7 @@ class Waves:
                 continue
             execution = await self._runner.handle(run)
             if wave.has_slot:
-                self._slots.took(time.monotonic() - run.began_at)
+                self._slots.took(run.work.type, time.monotonic() - run.began_at)
                 self._leave_slot(wave)
             turn_ends_at = turn_ends_at or run.began_at + _TURN_SECONDS
             if not wave.is_relieved:
@@ -119,25 +161,35 @@ class Waves:
             if not _is_success(execution) or is_being_cancelled():
                 await self._runner.conclude(run, execution)
             elif wave.is_relieved:
-                self._settle_soon(run, execution, clean)
+                self._settle_soon(run, execution)
             else:
                 wave.succeeded.append((run, execution))
 
     def _leave_slot(self, wave: _Wave) -> None:
-        if wave.has_slot:
+        if wave.has_slot and wave.running is not None:
             wave.has_slot = False
-            self._slots.leave()
+            self._slots.leave(wave.running.work.type)
 
-    def _settle_soon(self, run: Run, done: Done, clean: Context) -> None:
-        """Together with those whose handlers end in the same turn of the loop."""
+    def _settle_soon(self, run: Run, done: Done) -> None:
+        """Together with those whose handlers end in this turn of the loop, or while others are settled."""
+        run.task = None  # its own ends before that
+        run.owner.handled([run])
         self._ended.append((run, done))
-        if len(self._ended) == 1:
-            asyncio.get_running_loop().call_soon(self._settle_ended, context=clean)
+        if not self._is_settling:
+            self._is_settling = True
+            asyncio.get_running_loop().call_soon(self._settle_ended, context=self._clean)
 
     def _settle_ended(self) -> None:
-        """They go on in another task: the loop comes here before it hears that their own are over."""
         ended, self._ended = self._ended, []
-        self._roster.spawn([run for run, _ in ended], self._runner.conclude_all(ended))
+        self._roster.spawn([run for run, _ in ended], self._settle(ended))
+
+    async def _settle(self, ended: list[tuple[Run, Done]]) -> None:
+        refused = await self._runner.settle_all(ended)
+        self._is_settling = bool(self._ended)
+        if self._ended:
+            self._settle_ended()
+        for run, execution in refused:
+            await self._runner.conclude(run, execution)
 
     def _is_waiting(self, wave: _Wave) -> None:
         """The loop came round while the task runs: it waits, in a handler or for an outcome to be settled."""
@@ -147,7 +199,7 @@ class Waves:
             self._waits.add(wave.running.work.type)
             if wave.running.received is not None and not wave.has_slot:
                 wave.has_slot = True
-                self._slots.enter_at_once()
+                self._slots.enter_at_once(wave.running.work.type)
         self._relieve(wave)
 
     def _relieve(self, wave: _Wave) -> None:

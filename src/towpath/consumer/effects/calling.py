@@ -9,6 +9,7 @@ from typing import Any
 
 from towpath.app import App
 from towpath.consumer.effects.threads import in_thread
+from towpath.consumer.effects.timeouts import Timeouts
 from towpath.context import Attempt
 from towpath.errors import DeadlinePassed, HandlerCancelled, HandlerTimeout
 from towpath.handlers import Handler
@@ -24,6 +25,7 @@ class Caller:
         self.group = app.name
         self._app = app
         self._resources = resources
+        self._timeouts = Timeouts()
 
     async def call(
         self, handler: Handler, work: Work, attempt: Attempt, argument: object, *context: object
@@ -47,11 +49,33 @@ class Caller:
         for middleware in reversed(self._app.middlewares):
             run = _wrapped(middleware, attempt, run)
         try:
-            return await bounded(handler, run, seconds_left(work))
+            return await self.bounded(handler, run, seconds_left(work))
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
             raise HandlerCancelled(f"{handler.name}: what it waited for was cancelled") from error
+
+    async def bounded(
+        self, handler: Handler, run: Callable[[], Awaitable[object]], left_seconds: float | None
+    ) -> object:
+        """Stop it after the handler's timeout, or at the task's deadline where that is sooner."""
+        steps = run().__await__()
+        try:
+            first = next(steps)  # most handlers that compute end here: for them there is nothing to stop
+        except StopIteration as end:
+            return end.value
+        seconds = handler.timeout.total_seconds()
+        is_deadline = left_seconds is not None and left_seconds < seconds
+        bound = self._timeouts.after(seconds if left_seconds is None else min(seconds, left_seconds))
+        try:
+            with bound:
+                return await _rest(steps, first)
+        except TimeoutError as error:
+            if not bound.is_expired:
+                raise
+            if is_deadline:
+                raise DeadlinePassed(f"{handler.name} was stopped at the task's deadline") from error
+            raise HandlerTimeout(f"{handler.name} was stopped after {seconds:g} s") from error
 
     def resources_of(self, wanted: Mapping[str, type]) -> dict[str, object]:
         """Keyword arguments for the parameters that ask for a resource."""
@@ -62,29 +86,6 @@ def is_being_cancelled() -> bool:
     """Whether somebody wants the current task to end."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def bounded(
-    handler: Handler, run: Callable[[], Awaitable[object]], left_seconds: float | None
-) -> object:
-    """Stop it after the handler's timeout, or at the task's deadline where that is sooner."""
-    steps = run().__await__()
-    try:
-        first = next(steps)  # most handlers that compute end here: for them there is nothing to stop
-    except StopIteration as end:
-        return end.value
-    seconds = handler.timeout.total_seconds()
-    is_deadline = left_seconds is not None and left_seconds < seconds
-    bound = asyncio.timeout(seconds if left_seconds is None else min(seconds, left_seconds))
-    try:
-        async with bound:
-            return await _rest(steps, first)
-    except TimeoutError as error:
-        if not bound.expired():
-            raise
-        if is_deadline:
-            raise DeadlinePassed(f"{handler.name} was stopped at the task's deadline") from error
-        raise HandlerTimeout(f"{handler.name} was stopped after {seconds:g} s") from error
 
 
 @types.coroutine
