@@ -123,7 +123,12 @@ def load_headers(text: str | None) -> Headers:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         pairs = _load_slowly(text)
     try:
-        return tuple([(name, _value_from_json(value)) for name, value in pairs])
+        return tuple(
+            [
+                (name, value.encode() if isinstance(value, str) else b64decode(value["b64"], validate=True))
+                for name, value in pairs
+            ]
+        )
     except (KeyError, ValueError, Base64Error) as error:
         raise DecodeError("malformed_header", f"not a header value: {error}") from error
 
@@ -135,7 +140,3 @@ def _load_slowly(text: str) -> list[tuple[str, str | dict[str, str]]]:
     except (ValueError, RecursionError) as error:
         raise DecodeError("malformed_header", f"not a JSON array of name and value: {error}") from error
     return [(name.encode(errors="backslashreplace").decode(), value) for name, value in pairs]
-
-
-def _value_from_json(value: str | dict[str, str]) -> bytes:
-    return value.encode() if isinstance(value, str) else b64decode(value["b64"], validate=True)

@@ -35,7 +35,10 @@ class _Lane:
 
     topic: str
     partition: int
+    max_message_bytes: int
     pending: deque[int] = field(default_factory=deque)
+    withheld: set[OrderKey] = field(default_factory=set)
+    """What comes after a refused message: it would overtake that."""
     batch_limit: int = _UNLIMITED
     is_refused: bool = False
     """A batch was refused as a whole: what is left goes through another producer."""
@@ -94,53 +97,35 @@ class KafkaPublisher:
 
     async def _publish(self, window: Sequence[OutboundMessage], result: PublishResult) -> None:
         producer = await self._connected()
-        withheld: set[OrderKey] = set()
-        sendable = self._within_limits(window, withheld, result)
-        partition_counts = await self._partition_counts(producer, window, sendable, result)
+        partition_counts = await self._partition_counts(producer, window, result)
         placing = await self._placing(partition_counts)
         lanes: dict[tuple[str, int], _Lane] = {}
-        for index in sendable:
-            message = window[index]
-            count = partition_counts.get(message.address)
+        for index, message in enumerate(window):
+            address, key = message.address, message.key
+            count = partition_counts.get(address)
             if count is None:
                 continue
-            if message.key is None:
+            if key is None:
                 partition = positive_hash(message.message_id.bytes) % count
             else:
-                partition = partition_of(message.key.encode(), placing[message.address])
-            lane = lanes.setdefault((message.address, partition), _Lane(message.address, partition))
+                partition = partition_of(key.encode(), placing[address])
+            lane = lanes.get((address, partition))
+            if lane is None:
+                lane = lanes[address, partition] = _Lane(address, partition, self._config.max_message_bytes)
             lane.pending.append(index)
-        await self._drain(list(lanes.values()), window, withheld, result)
-
-    def _within_limits(
-        self, window: Sequence[OutboundMessage], withheld: set[OrderKey], result: PublishResult
-    ) -> list[int]:
-        limit = self._config.max_message_bytes
-        sendable = []
-        for index, message in enumerate(window):
-            bare = message.size_bytes  # adds up every header: once per message is enough
-            size = bare + 8 * len(message.headers)
-            if bare > limit or size > limit + RECORD_OVERHEAD_BYTES // 2:
-                result.refused[index] = MessageRefused("too_large", f"{size} bytes, the limit is {limit}")
-                key = order_key(message)
-                if key is not None:
-                    withheld.add(key)
-            else:
-                sendable.append(index)
-        return sendable
+        await self._drain(list(lanes.values()), window, result)
 
     async def _partition_counts(
         self,
         producer: AIOKafkaProducer,
         window: Sequence[OutboundMessage],
-        sendable: Sequence[int],
         result: PublishResult,
     ) -> dict[str, int]:
         """Partitions by topic; the topics that do not exist are left out and noted in the result."""
         counts: dict[str, int] = {}
         missing: list[str] = []
         cluster = producer.client.cluster
-        for topic in dict.fromkeys(window[index].address for index in sendable):
+        for topic in dict.fromkeys([message.address for message in window]):
             partitions = cluster.partitions_for_topic(topic)
             if partitions:
                 counts[topic] = len(partitions)
@@ -191,7 +176,6 @@ class KafkaPublisher:
         self,
         lanes: list[_Lane],
         window: Sequence[OutboundMessage],
-        withheld: set[OrderKey],
         result: PublishResult,
     ) -> None:
         """Write every lane to its end; a batch refused as a whole comes again in halves.
@@ -205,16 +189,16 @@ class KafkaPublisher:
             sent: list[tuple[_Lane, list[int], asyncio.Future[Any]]] = []
             try:
                 for lane in lanes:
-                    taken, answer = await _hand_over(producer, lane, window, withheld)
+                    taken, answer = await _hand_over(producer, lane, window, result)
                     sent.append((lane, taken, answer))
                 await asyncio.wait([answer for _, _, answer in sent])
             finally:
                 for lane, taken, answer in sent:
-                    _take_in(lane, taken, answer, window, withheld, result)
+                    _take_in(lane, taken, answer, window, result)
             if longer := [lane for lane in lanes if lane.pending and not lane.is_refused]:
                 async with asyncio.TaskGroup() as tasks:
                     for lane in longer:
-                        tasks.create_task(_drain_lane(producer, lane, window, withheld, result))
+                        tasks.create_task(_drain_lane(producer, lane, window, result))
             if result.unavailable is not None:
                 return
             lanes = [lane for lane in lanes if lane.is_refused]
@@ -246,23 +230,21 @@ async def _drain_lane(
     producer: AIOKafkaProducer,
     lane: _Lane,
     window: Sequence[OutboundMessage],
-    withheld: set[OrderKey],
     result: PublishResult,
 ) -> None:
     """Write one lane, batch by batch, until nothing is left or something is wrong."""
     while lane.pending and not lane.is_refused:
-        taken, answer = await _hand_over(producer, lane, window, withheld)
+        taken, answer = await _hand_over(producer, lane, window, result)
         await asyncio.wait([answer])
-        _take_in(lane, taken, answer, window, withheld, result)
+        _take_in(lane, taken, answer, window, result)
 
 
 async def _hand_over(
-    producer: AIOKafkaProducer, lane: _Lane, window: Sequence[OutboundMessage], withheld: set[OrderKey]
+    producer: AIOKafkaProducer, lane: _Lane, window: Sequence[OutboundMessage], result: PublishResult
 ) -> tuple[list[int], "asyncio.Future[Any]"]:
     """Give the client the lane's next batch: what is in it, and its answer to come."""
     lane.is_refused = False
-    batch = producer.create_batch()
-    taken = _fill(batch, lane, window, withheld)
+    batch, taken = _fill(producer, lane, window, result)
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     if not taken:
         lane.pending.clear()
@@ -280,7 +262,6 @@ def _take_in(
     taken: list[int],
     answer: "asyncio.Future[Any]",
     window: Sequence[OutboundMessage],
-    withheld: set[OrderKey],
     result: PublishResult,
 ) -> None:
     """Note what came of a batch, if that is known; a lane with an error not its own is left for now."""
@@ -297,7 +278,7 @@ def _take_in(
     )  # an unkeyed record in a compacted topic is refused with a code the client does not know
     if is_poisoned or isinstance(error, (*TOO_LARGE, kafka.CorruptRecordException)):
         lane.is_refused = True
-        _split(taken, lane, window, withheld, result, error)
+        _split(taken, lane, window, result, error)
     elif isinstance(error, _CLIENT_ERRORS):
         lane.pending.clear()
         _note(error, result)
@@ -305,29 +286,56 @@ def _take_in(
         raise error
 
 
-def _fill(batch: Any, lane: _Lane, window: Sequence[OutboundMessage], withheld: set[OrderKey]) -> list[int]:
-    """Move messages from the lane into the batch while it takes them; their indexes."""
+def _fill(
+    producer: AIOKafkaProducer, lane: _Lane, window: Sequence[OutboundMessage], result: PublishResult
+) -> tuple[Any, list[int]]:
+    """A batch of the lane's messages, as many as it takes, and their indexes."""
+    while True:
+        batch = producer.create_batch()
+        taken, too_large = _append_all(batch, lane, window)
+        if too_large is None:
+            return batch, taken
+        lane.pending.extendleft(reversed(taken))  # the batch has it, and nothing takes it out again
+        size, limit = window[too_large].size_bytes, lane.max_message_bytes
+        refusal = MessageRefused("too_large", f"{size} bytes, the limit is {limit}")
+        _refuse(too_large, refusal, lane, window, result)
+
+
+def _append_all(batch: Any, lane: _Lane, window: Sequence[OutboundMessage]) -> tuple[list[int], int | None]:
+    """Move messages from the lane into the batch while it takes them; their indexes.
+
+    And the index of one that must not be sent, if there is one, which ends that.
+    """
     taken: list[int] = []
+    append, pending, limit = batch.append, lane.pending, lane.max_message_bytes
     published_at_ms = int(time.time() * 1000)
-    while lane.pending and len(taken) < lane.batch_limit:
-        index = lane.pending[0]
+    while pending and len(taken) < lane.batch_limit:
+        index = pending[0]
         message = window[index]
-        if withheld and order_key(message) in withheld:
-            lane.pending.popleft()
+        if lane.withheld and order_key(message) in lane.withheld:
+            pending.popleft()
             continue
         key = None if message.key is None else message.key.encode()
         headers = list(message.headers)
-        if batch.append(timestamp=published_at_ms, key=key, value=message.payload, headers=headers) is None:
+        record = append(timestamp=published_at_ms, key=key, value=message.payload, headers=headers)
+        if record is None:
             break
-        taken.append(lane.pending.popleft())
-    return taken
+        pending.popleft()
+        if record.size > limit and _is_too_large(record.size, message, limit):
+            return taken, index
+        taken.append(index)
+    return taken, None
+
+
+def _is_too_large(record_bytes: int, message: OutboundMessage, limit: int) -> bool:
+    """The limit counts what the sender gave; of what the format adds, half the room kept for it is its own."""
+    return message.size_bytes > limit or record_bytes > limit + RECORD_OVERHEAD_BYTES // 2
 
 
 def _split(
     taken: list[int],
     lane: _Lane,
     window: Sequence[OutboundMessage],
-    withheld: set[OrderKey],
     result: PublishResult,
     error: BaseException,
 ) -> None:
@@ -336,14 +344,23 @@ def _split(
         lane.pending.extendleft(reversed(taken))
         lane.batch_limit = len(taken) // 2
         return
-    index = taken[0]
     refusal = translate(error)
     if not isinstance(refusal, MessageRefused):
         refusal = MessageRefused("invalid_record", str(refusal))
+    _refuse(taken[0], refusal, lane, window, result)
+
+
+def _refuse(
+    index: int,
+    refusal: MessageRefused,
+    lane: _Lane,
+    window: Sequence[OutboundMessage],
+    result: PublishResult,
+) -> None:
     result.refused[index] = refusal
     key = order_key(window[index])
     if key is not None:
-        withheld.add(key)
+        lane.withheld.add(key)
 
 
 def _note(error: BaseException, result: PublishResult) -> None:
