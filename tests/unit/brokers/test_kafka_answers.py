@@ -80,7 +80,7 @@ async def test_partitions_that_answered_count_whatever_becomes_of_the_last(
 
 
 async def test_what_is_too_large_is_taken_out_of_the_batch_that_it_was_written_to() -> None:
-    """R8: it is refused whatever surrounds it, what follows of its key waits, and its neighbours are sent once."""
+    """R8: it is refused wherever it stands, later ones of its key wait, neighbours are sent once."""
     payloads = [b"small"] * 12
     payloads[4] = payloads[9] = b"x" * 2_000
     window = [

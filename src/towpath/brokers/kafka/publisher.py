@@ -328,7 +328,7 @@ def _append_all(batch: Any, lane: _Lane, window: Sequence[OutboundMessage]) -> t
 
 
 def _is_too_large(record_bytes: int, message: OutboundMessage, limit: int) -> bool:
-    """The limit counts what the sender gave; of what the format adds, half the room kept for it is its own."""
+    """The limit counts what the sender gave; what the format adds has half of the room kept for it."""
     return message.size_bytes > limit or record_bytes > limit + RECORD_OVERHEAD_BYTES // 2
 
 
