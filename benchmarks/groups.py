@@ -40,14 +40,12 @@ async def set_based(orders: Batch[Placed], tx: Tx) -> None:
 
 
 transactional = App(TOPIC)
+_DEPOSIT = text("update public.account set balance = balance + 1 where id = :id")
 
 
 @transactional.transactional(concurrency=16)
 async def deposit(_: Placed, tx: Tx) -> None:
-    await tx.session.execute(
-        text("update public.account set balance = balance + 1 where id = :id"),
-        {"id": tx.message_id.int % ACCOUNTS},
-    )
+    await tx.session.execute(_DEPOSIT, {"id": tx.message_id.int % ACCOUNTS})
 
 
 sleeping = App(TOPIC)

@@ -98,8 +98,8 @@ async def settled(way: str, database: Database, work: Work) -> None:
     elif way == "end":
         await settles.end(work, TaskState.DEAD, Failure("dead", "told_to"), spent=1)
     elif way == "transaction":
-        async with AsyncSession(database.engine) as session, session.begin():
-            await settles.settle_in(session, work, TaskState.SUCCEEDED)
+        async with AsyncSession(database.engine) as session:
+            await settles.settle_in(session, work, TaskState.SUCCEEDED, commit=Session.commit)
     else:
         with Session(database.sync_engine) as plain, plain.begin():
             SyncSettleStore("towpath", "depot", uuid4()).settle_in(

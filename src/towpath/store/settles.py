@@ -4,7 +4,7 @@ Zero rows means somebody else decided meanwhile: the result is dropped and looke
 claim. Lock order in every transaction: gates, then task rows, both sorted.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -115,16 +115,19 @@ class SettleStore:
         work: Work,
         state: TaskState,
         *,
+        commit: Callable[[Session], None],
         result: bytes | None = None,
         reason_code: str | None = None,
         detail: str | None = None,
     ) -> int | None:
-        """Flush, and the last statement of a handler's transaction. The caller commits, on None rolls back.
+        """Flush, run the last statement of a handler's transaction and commit it.
 
-        Returns how many followers it promoted; None when the token is gone.
+        Returns how many followers it promoted. None when the token is gone: then the caller rolls back.
         """
+        is_success = state is TaskState.SUCCEEDED
         row = await session.run_sync(
             _flush_and_fetch,
+            commit if is_success else None,
             self._sql["settle_one"],
             (
                 self._group,
@@ -140,15 +143,17 @@ class SettleStore:
         )
         if row is None:
             return None
-        if state is TaskState.SUCCEEDED and not (row["is_head"] or row["is_held"]):
+        if is_success and _is_alone(row):
             return 0
         connection = SessionConnection(await session.connection())
-        if state is not TaskState.SUCCEEDED:
+        if not is_success:
             failure = Failure("reject", reason_code or "rejected", error_message=detail or "")
             await self._record(connection, work, f"task.{state.value.lower()}", state.value, row, failure)
-        if work.lane is None or not await self._is_head(connection, work, row):
-            return 0
-        return await leave(connection, self._sql, self._group, [(work.source, work.lane)])
+        promoted = 0
+        if work.lane is not None and await self._is_head(connection, work, row):
+            promoted = await leave(connection, self._sql, self._group, [(work.source, work.lane)])
+        await session.run_sync(commit)
+        return promoted
 
     async def _is_head(self, connection: Executor, work: Work, row: Any) -> bool:
         """Asked again where it was kept while the statement waited for its row: its gate was not seen."""
@@ -356,10 +361,20 @@ class SettleStore:
         )
 
 
-def _flush_and_fetch(session: Session, sql: str, arguments: tuple[object, ...]) -> RowMapping | None:
-    """In one hop into SQLAlchemy's synchronous world: a hop costs a third of what a statement does."""
+def _flush_and_fetch(
+    session: Session, commit: Callable[[Session], None] | None, sql: str, arguments: tuple[object, ...]
+) -> RowMapping | None:
+    """In one hop into SQLAlchemy's synchronous world, with the commit where there is nothing else to do."""
     session.flush()
-    return session.connection().exec_driver_sql(sql, arguments).mappings().first()
+    row = session.connection().exec_driver_sql(sql, arguments).mappings().first()
+    if commit is not None and row is not None and _is_alone(row):
+        commit(session)
+    return row
+
+
+def _is_alone(row: RowMapping) -> bool:
+    """Whether nobody waits behind it."""
+    return not (row["is_head"] or row["is_held"])
 
 
 def _token(work: Work) -> UUID:

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sqlalchemy.orm import Session
+
 from towpath.consumer.effects.calling import Caller, argument_of, attempt_of
 from towpath.consumer.effects.executions import Committed, Done, Dropped, Execution, done
 from towpath.context import HandlerSession, Tx
@@ -42,6 +44,7 @@ async def settle_and_commit(
         session,
         work,
         outcome.state,
+        commit=_commit,
         result=outcome.result,
         reason_code=outcome.reason_code,
         detail=outcome.detail,
@@ -49,9 +52,12 @@ async def settle_and_commit(
     if promoted is None:
         await session.end_with_rollback()
         return Dropped()
-    crash_point(CrashPoint.SETTLED_BEFORE_COMMIT)
-    await session.end_with_commit()
     return Committed(outcome.state, promoted, outcome.reason_code)
+
+
+def _commit(session: Session) -> None:
+    crash_point(CrashPoint.SETTLED_BEFORE_COMMIT)
+    session.commit()
 
 
 @asynccontextmanager
