@@ -118,7 +118,7 @@ async def test_a_broker_that_refuses_timestamps_is_a_configuration_failure(
     """R26: a wrong clock puts nothing aside."""
     topic = await _topic(kafka_admin, message_timestamp_before_max_ms="60000")
     real_time = time.time
-    monkeypatch.setattr("towpath.brokers.kafka.publisher.time.time", lambda: real_time() - 7200)
+    monkeypatch.setattr("towpath.brokers.kafka.lanes.time.time", lambda: real_time() - 7200)
     with pytest.raises(ConfigurationError, match="clock"):
         await kafka_rig.publish([kafka_rig.message(0, address=topic)])
     monkeypatch.undo()
