@@ -18,6 +18,7 @@ from towpath.brokers.kafka.config import KafkaConfig
 from towpath.brokers.kafka.connection import bury_consumer, connection_error, stop_consumer
 from towpath.brokers.kafka.errors import describe, translate
 from towpath.brokers.kafka.placing import Placing
+from towpath.brokers.kafka.turns import Turns
 from towpath.brokers.kafka.watchdog import Watchdog
 from towpath.brokers.ports import GroupListener, Subscription
 from towpath.errors import BrokerUnavailable, ConfigurationError, TopologyError
@@ -136,7 +137,7 @@ class ConsumerSession:
             await asyncio.wait(tasks)
 
     async def _poll(self, consumer: AIOKafkaConsumer, closing: asyncio.Event) -> None:
-        is_full = False
+        is_full, turns = False, Turns()
         while not closing.is_set():
             is_full = self._intake.is_full or (is_full and not self._intake.has_room)
             if is_full:
@@ -145,7 +146,7 @@ class ConsumerSession:
                 continue
             wanted = max(1, min(_POLL_RECORDS, self._intake.free_count))
             try:
-                fetched = await consumer.getmany(timeout_ms=_POLL_MS, max_records=wanted)
+                fetched = await turns.fetch(consumer, max_records=wanted, timeout_ms=_POLL_MS)
             except kafka.OffsetOutOfRangeError as error:
                 self._placing.displace(consumer, error.args[0])
                 continue
