@@ -10,7 +10,8 @@ from tests.simulation.gates import GatedSchema
 from tests.simulation.leases import LeasedSchema
 from tests.simulation.loop import PROCESS
 from tests.simulation.schema import Schema
-from towpath.relay import dispatch, heartbeat, progress
+from towpath.relay import admission, heartbeat, progress, publish
+from towpath.relay.admission import Admission
 from towpath.relay.dispatch import Dispatch
 from towpath.relay.gates import Gates
 from towpath.relay.heartbeat import Heartbeat
@@ -27,24 +28,24 @@ _SERVER: Final = {"started_at": "1", "timeline": "1", "backend": "1"}
 def fencing_is_skipped(patch: Patch) -> None:
     """Nobody looks whether the lease covers a publish, nor whether it is still held."""
     patch.setattr(LeasedSchema, "holds", lambda *_: True)
-    patch.setattr(Dispatch, "_covered", lambda _, batch: (list(batch.parts), []))
+    patch.setattr(Admission, "covered", lambda _, batch: (list(batch.parts), []))
 
 
 def leases_end_by_the_wall_clock(patch: Patch) -> None:
     """Which is behind after the machine was suspended."""
-    boot_time, covered = progress.boot_time, Dispatch._covered
+    boot_time, covered = progress.boot_time, Admission.covered
 
     def wall_clock() -> float:
         process = PROCESS.get()
         return boot_time() - (process.suspended_seconds if process else 0.0)
 
-    def covered_by_the_wall_clock(self: Dispatch, batch: Batch) -> Any:
+    def covered_by_the_wall_clock(self: Admission, batch: Batch) -> Any:
         with patch.context() as inner:
-            inner.setattr(dispatch, "boot_time", wall_clock)
+            inner.setattr(admission, "boot_time", wall_clock)
             return covered(self, batch)
 
     patch.setattr(heartbeat, "boot_time", wall_clock)
-    patch.setattr(Dispatch, "_covered", covered_by_the_wall_clock)
+    patch.setattr(Admission, "covered", covered_by_the_wall_clock)
 
 
 def shards_are_released_while_they_publish(patch: Patch) -> None:
@@ -99,14 +100,14 @@ def rows_are_ordered_by_time(patch: Patch) -> None:
 
 
 def progress_moves_before_the_acknowledgement(patch: Patch) -> None:
-    send = dispatch.Sender.send
+    send = publish.Sender.send
 
     async def settled_first(self: Any, batch: Batch) -> Any:
         result = await send(self, batch)
         result.acknowledged = set(range(len(batch.messages))) - result.refused.keys()
         return result
 
-    patch.setattr(dispatch.Sender, "send", settled_first)
+    patch.setattr(publish.Sender, "send", settled_first)
 
 
 def the_journal_is_written_before_the_publish(patch: Patch) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from typing import Final
 
 from towpath.brokers.ports import PublishResult
 from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import StoreUnavailable
+from towpath.relay.admission import Admission, only
 from towpath.relay.aside import Aside
 from towpath.relay.away import Away
 from towpath.relay.bookkeeping import Bookkeeping
@@ -24,13 +24,9 @@ from towpath.relay.progress import Batch, Shard, Shards, boot_time
 from towpath.relay.publish import Sender, Verdicts, judge
 from towpath.relay.reader import MemoryStale
 from towpath.relay.reading import Reading
-from towpath.store.outbox import SHARD
 from towpath.store.parking import Gated
 
 _TICK_SECONDS: Final = 0.25
-_UNCOVERED_SECONDS: Final = 0.2
-"""How soon to look again at a shard whose lease was too short for a publish."""
-
 
 class Dispatch:
     """Publishes one batch at a time, in order per shard, and settles it.
@@ -65,6 +61,7 @@ class Dispatch:
         self._aside = aside
         self._options = options
         self._hooks = hooks
+        self._admission = Admission(shards, aside, options)
         self._bookkeeping = Bookkeeping(reading, journal, options, hooks, self._tick)
         self._waiting: asyncio.Timeout | None = None
         self._reach_at = 0.0
@@ -162,7 +159,7 @@ class Dispatch:
         batch.parked = {}
         if batch.messages and self._gates.concerns(batch) and not await self._find_parked(batch):
             return
-        current = self._admitted(batch)
+        current = self._admission.admitted(batch)
         if current is None:
             return
         if not current.messages:
@@ -191,7 +188,7 @@ class Dispatch:
         """Runs beside the publishing loop: uses nothing that the loop uses across an await."""
         sender = self._aside.sender
         problem = await sender.connect()
-        current = self._aside.batch = self._admitted(batch)
+        current = self._aside.batch = self._admission.admitted(batch)
         if current is None:
             return None
         crash_point(CrashPoint.READ_BEFORE_PUBLISH)
@@ -223,7 +220,7 @@ class Dispatch:
             self._journal.drop_connection()
             wait = self._options.backoff.delay(1).total_seconds()
             self._hooks.store_unavailable(error, wait)
-            self._leave(batch, list(batch.parts), boot_time() + wait)
+            self._admission.leave(batch, list(batch.parts), boot_time() + wait)
             return False
         return True
 
@@ -238,8 +235,8 @@ class Dispatch:
             if batch is None:
                 return
             problem = await self._sender.connect() if batch.messages else None
-            covered, _ = self._covered(batch)
-            batch = _only(batch, covered)
+            covered, _ = self._admission.covered(batch)
+            batch = only(batch, covered)
             result = problem or await self._sender.send(batch)
             crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
             self.published_count += len(result.acknowledged)
@@ -258,43 +255,6 @@ class Dispatch:
             self._hooks.store_unavailable(error, 0.0)
         except MemoryStale as stale:
             self._reading.forget(str(stale))
-
-    def _covered(self, batch: Batch) -> tuple[list[int], list[int]]:
-        """Shards of a batch that are as they were read: with a lease that covers a publish, and without.
-
-        What is being published beside is not covered for anything else. Nothing may be awaited between this
-        and handing the messages to the broker's client.
-        """
-        now = boot_time()
-        needed = self._options.publish_deadline + self._options.margin
-        aside = self._aside.shards if batch is not self._aside.batch else ()
-        covered: list[int] = []
-        uncovered: list[int] = []
-        for number, part in batch.parts.items():
-            shard = self._shards.get(number)
-            if shard is not None and shard.stamp == part.stamp:
-                is_covered = shard.lease_until - now >= needed and number not in aside
-                (covered if is_covered else uncovered).append(number)
-        return covered, uncovered
-
-    def _admitted(self, batch: Batch) -> Batch | None:
-        """The part of a batch that may be published now; what a lease does not cover is left for later."""
-        covered, uncovered = self._covered(batch)
-        if batch is not self._aside.batch:
-            apart = [number for number in covered if self._shards.is_aside(number)]
-            self._leave(batch, apart, boot_time())
-            covered = [number for number in covered if number not in apart]
-        if len(covered) == len(batch.parts):
-            return batch
-        self._leave(batch, uncovered, boot_time() + _UNCOVERED_SECONDS)
-        return _only(batch, covered) if covered else None
-
-    def _leave(self, batch: Batch, numbers: Iterable[int], retry_at: float) -> None:
-        """Everything of these shards is published later."""
-        for number in numbers:
-            waiting = _only(batch, [number])
-            self._shards.settle(waiting, {number: range(len(waiting.rows))})
-            self._retry([number], retry_at)
 
     async def _settle(self, batch: Batch, result: PublishResult, away: Away) -> None:
         crash_point(CrashPoint.PUBLISHED_BEFORE_JOURNAL)
@@ -342,12 +302,6 @@ class Dispatch:
             self._reading.forget(str(stale))
             return {}
 
-    def _retry(self, numbers: Iterable[int], at: float) -> None:
-        for number in numbers:
-            shard = self._shards.get(number)
-            if shard is not None:
-                shard.retry_at = at
-
     def _is_quiet(self, shard: Shard) -> bool:
         """Whether another relay could go on without repeating anything, or this one cannot finish."""
         if shard.number in self._aside.shards:
@@ -365,10 +319,3 @@ class Dispatch:
         except StoreUnavailable as error:
             self._journal.drop_connection()
             self._hooks.store_unavailable(error, 0.0)
-
-
-def _only(batch: Batch, numbers: list[int]) -> Batch:
-    """The part of a batch that belongs to some shards."""
-    wanted = set(numbers)
-    indexes = [index for index, row in enumerate(batch.rows) if row[SHARD] in wanted]
-    return batch.select(indexes, {number: batch.parts[number] for number in numbers})
