@@ -28,6 +28,7 @@ from towpath.store.parking import Gated
 
 _TICK_SECONDS: Final = 0.25
 
+
 class Dispatch:
     """Publishes one batch at a time, in order per shard, and settles it.
 
