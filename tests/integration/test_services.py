@@ -30,7 +30,7 @@ from towpath.testing.services import (
     postgres,
     run_sql,
 )
-from towpath.testing.services.processes import make_cached
+from towpath.testing.services.processes import Command, ProcessGroup, make_cached
 
 LAUNCHER = """
 import signal, sys
@@ -39,6 +39,19 @@ server = {name}().start()
 print(server.pid, server.group.directory, flush=True)
 signal.pause()
 """
+
+BUSY = """
+import os, signal, threading, zlib
+data = bytes(1 << 20)
+def work():
+    while True:
+        zlib.crc32(data)
+for _ in range(8):
+    threading.Thread(target=work).start()
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+signal.pause()
+"""
+"""Its main thread, which gets the signals, is given a processor when no other wants one."""
 
 
 @pytest.fixture
@@ -120,6 +133,20 @@ async def test_a_frozen_postgres_does_not_answer(postgres_own: PostgresServer) -
         await connection.fetchval("SELECT 1", timeout=0.2)
     postgres_own.resume()
     await connection.close()
+
+
+def test_who_suspends_a_busy_server_finds_it_suspended() -> None:
+    """The thread that gets the signal may wait for a processor while the others run on."""
+    group = ProcessGroup("busy")
+    try:
+        pid = group.spawn(Command("busy", [sys.executable, "-c", BUSY], {}))
+        group.wait_until("busy", lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE, 60)
+        group.send_signal("busy", signal.SIGSTOP, is_for_tree=True)
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        states = [Path(thread, "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
+        assert states == ["T"] * 9
+    finally:
+        group.close()
 
 
 def test_a_server_that_cannot_start_shows_its_log() -> None:

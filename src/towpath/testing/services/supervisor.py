@@ -20,6 +20,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+STOP_SECONDS = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,6 +55,18 @@ def _tree(root: int) -> list[int]:
 def _send(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
+
+
+def _is_at_rest(pid: int) -> bool:
+    """Whether none of its threads runs: stopped, or dead."""
+    try:
+        states = [
+            Path(thread.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            for thread in os.scandir(f"/proc/{pid}/task")
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return all(state in "TtZX" for state in states)
 
 
 class Supervisor:
@@ -102,7 +115,20 @@ class Supervisor:
         if pid not in self._codes:
             for target in _tree(pid) if request["tree"] else [pid]:
                 _send(target, request["signal"])
+            if request["signal"] == signal.SIGSTOP:
+                self._wait_for_rest(pid, is_for_tree=request["tree"])
         return {}
+
+    @staticmethod
+    def _wait_for_rest(root: int, *, is_for_tree: bool) -> None:
+        """Until the thread that got the signal has a processor the others run on, and may answer or fork."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while running := [pid for pid in (_tree(root) if is_for_tree else [root]) if not _is_at_rest(pid)]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"still running {STOP_SECONDS:g} s after SIGSTOP: {running}")
+            for pid in running:
+                _send(pid, signal.SIGSTOP)
+            time.sleep(0.001)
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"code": self._stop(request["name"], request["signal"], request["grace_seconds"])}
