@@ -71,14 +71,16 @@ def _acks_on_receipt() -> None:
 def _runs_finished_work_again() -> None:
     claim = ClaimStore._claim_events
 
-    async def forget_and_claim(self: Any, connection: Any, works: Any, token: Any, takes_over: bool) -> Any:
+    async def forget_and_claim(
+        self: Any, connection: Any, works: Any, token: Any, takes_over: bool, **rest: Any
+    ) -> Any:
         await connection.execute(
             "delete from towpath.task"
             " where consumer_group = $1 and id = any($2::uuid[]) and state = 'SUCCEEDED'",
             self._group,
             [work.id for work in works],
         )
-        return await claim(self, connection, works, token, takes_over)
+        return await claim(self, connection, works, token, takes_over, **rest)
 
     ClaimStore._claim_events = forget_and_claim  # type: ignore[method-assign]
 

@@ -169,6 +169,24 @@ async def test_only_rows_whose_token_is_theirs_succeed(migrated_url: str, db: An
         assert rows[works[0].id]["state"] == rows[works[3].id]["state"] == "RUNNING"
 
 
+async def test_only_what_was_kept_is_settled_by_its_gate(
+    migrated_url: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10, C17: what the broker holds heads no gate, and costs no transaction of several statements."""
+    works = [work(lane=f"k{number}") for number in range(4)]
+    async with settles(migrated_url) as store:
+        await claimed(db, works)
+        assert await store.keep(works[0])
+        both = await store.succeed([(works[0], None), (works[1], b"1")])
+        assert (both.ids, await db.fetchval("select count(*) from towpath.key_gate")) == (
+            {works[0].id, works[1].id},
+            0,
+        )
+        monkeypatch.delattr(Database, "transaction")
+        rest = works[2:]
+        assert (await store.succeed([(each, None) for each in rest])).ids == {each.id for each in rest}
+
+
 LANES = """
 insert into towpath.task (consumer_group, id, type, kind, source, lane, position, state, held_by,
                           worker, token)
@@ -222,6 +240,7 @@ async def test_two_batches_of_the_same_rows_do_not_deadlock(migrated_url: str, d
     works = [work(lane=f"k{number}") for number in range(60)]
     async with settles(migrated_url) as one, settles(migrated_url) as two:
         await claimed(db, works)
+        await db.execute("update towpath.task set held_by = 'database'")
         await db.executemany(
             "insert into towpath.key_gate (consumer_group, source, lane, head) "
             "values ('depot', 'notes', $1, $2)",

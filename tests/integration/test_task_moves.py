@@ -131,11 +131,11 @@ def back(is_head: bool) -> Mapping[str, Move]:
 
 MOVES: Final[Mapping[str, Move]] = {
     "claim event": Move(
-        "work.claim_events", lambda k: (*columns(k), uuid4(), uuid4(), True), LOST, S.RUNNING, BROKER
+        "work.claim_events", lambda k: (*columns(k), uuid4(), uuid4(), True, True), LOST, S.RUNNING, BROKER
     ),
     "claim event, no abandoned": Move(
         "work.claim_events",
-        lambda k: (*columns(k), uuid4(), uuid4(), False),
+        lambda k: (*columns(k), uuid4(), uuid4(), False, True),
         {S.ACCEPTED: ALWAYS},
         S.RUNNING,
         BROKER,
@@ -144,7 +144,7 @@ MOVES: Final[Mapping[str, Move]] = {
         "work.claim_tasks", lambda k: (G, [k.id], uuid4(), uuid4(), False, True), LOST, S.RUNNING, BROKER
     ),
     "claim what the database holds": Move(
-        "work.claim_events", lambda k: (*columns(k), uuid4(), uuid4(), True), {}, None
+        "work.claim_events", lambda k: (*columns(k), uuid4(), uuid4(), True, True), {}, None
     ),
     "park event": Move(
         "work.park_events", lambda k: (*columns(k), *([each] for each in BODY)), LOST, S.PARKED, BROKER
@@ -153,9 +153,18 @@ MOVES: Final[Mapping[str, Move]] = {
     "start": Move("work.start_due", lambda k: (G, [k.id], uuid4(), uuid4()), {S.WAITING: ALWAYS}, S.RUNNING),
     "start early": Move("work.start_due", lambda k: (G, [k.id], uuid4(), uuid4()), {}, None, FUTURE),
     "promote": Move("work.promote", lambda k: (G, [k.id]), {S.PARKED: ALWAYS}, S.WAITING),
-    "succeed": Move("work.succeed", lambda k: (G, [k.id], [k.token]), running("token"), S.SUCCEEDED),
+    "succeed": Move("work.succeed", lambda k: (G, [k.id], [k.token], True), running("token"), S.SUCCEEDED),
+    "succeed without a look at gates": Move(
+        "work.succeed", lambda k: (G, [k.id], [k.token], False), running("token"), S.SUCCEEDED, BROKER
+    ),
+    "succeed without a look at gates where the database holds it": Move(
+        "work.succeed", lambda k: (G, [k.id], [k.token], False), {}, None
+    ),
     "succeed with result": Move(
-        "work.succeed_with_results", lambda k: (G, [k.id], [k.token], [b"1"]), running("token"), S.SUCCEEDED
+        "work.succeed_with_results",
+        lambda k: (G, [k.id], [k.token], [b"1"], True),
+        running("token"),
+        S.SUCCEEDED,
     ),
     "succeed in a transaction": settle_one(S.SUCCEEDED),
     "reject in a transaction": settle_one(S.FAILED),

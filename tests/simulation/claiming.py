@@ -30,7 +30,11 @@ class ClaimSchema(WorkSchema):
         worker: UUID,
         token: UUID,
         takes_over: bool,
+        gates_are_locked: bool,
     ) -> list[Record]:
+        gates = self.seen(x, self.gates)
+        if not gates_are_locked and any(source in sources and lane in lanes for source, lane in gates):
+            return []
         started = []
         for id_, type_, kind, source, key, lane, position in sorted(
             zip(ids, types, kinds, sources, keys, lanes, positions, strict=True)

@@ -17,10 +17,16 @@ class Direct:
         self._transaction = transaction
 
     async def fetch(self, sql: str, *arguments: Any) -> Any:
-        transaction = self._transaction or self._schema.begin()
-        rows = statement_of(self._schema, sql)(transaction, *arguments)
-        if self._transaction is None:
-            self._schema.commit(transaction)
+        statement = statement_of(self._schema, sql)
+        if self._transaction is not None:
+            return statement(self._transaction, *arguments)
+        transaction = self._schema.begin()
+        try:
+            rows = statement(transaction, *arguments)
+        except BaseException:
+            self._schema.rollback(transaction)
+            raise
+        self._schema.commit(transaction)
         return rows
 
     async def fetchrow(self, sql: str, *arguments: Any) -> Any:

@@ -19,8 +19,20 @@ class TaskSchema(ClaimSchema):
     def _claimed(self, x: Transaction, ids: Iterable[UUID], tokens: Sequence[UUID | None]) -> list[Task]:
         return list(self.matching(x, ids, lambda task: task.state == "RUNNING" and task.token in tokens))
 
-    def succeed(self, x: Transaction, group: str, ids: list[UUID], tokens: list[UUID]) -> list[Record]:
-        claimed = self._claimed(x, ids, tokens)
+    def succeed(
+        self, x: Transaction, group: str, ids: list[UUID], tokens: list[UUID], is_for_all: bool
+    ) -> list[Record]:
+        claimed = list(
+            self.matching(
+                x,
+                ids,
+                lambda task: (
+                    task.state == "RUNNING"
+                    and task.token in tokens
+                    and (is_for_all or task.held_by == "broker")
+                ),
+            )
+        )
         for task in claimed:
             self.move(x, task, state="SUCCEEDED", attempt=task.attempt + 1, **NOBODY)
         return [{"id": task.id, "is_held": task.held_by == "database"} for task in claimed]

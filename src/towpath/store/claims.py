@@ -15,7 +15,7 @@ from towpath.messages import dump_headers, load_headers
 from towpath.store.database import Database, store_errors
 from towpath.store.delays import admit_delayed, is_outside
 from towpath.store.due import DueStore
-from towpath.store.gates import Connection
+from towpath.store.gates import Connection, Executor
 from towpath.store.statements import load
 from towpath.store.work import Finding, Standing, Work
 
@@ -58,7 +58,7 @@ class ClaimStore:
         """When it last was not known whether a claim had been committed."""
 
     async def claim(self, batch: Sequence[Work], *, takes_over: bool = False) -> Claimed:
-        """Claim at most one message per lane, all in one transaction.
+        """Claim at most one message per lane, all in one transaction: one statement where nothing is gated.
 
         Work that a dead worker left is taken over only where that is asked for: whoever does it
         knows how often it was started before.
@@ -69,7 +69,8 @@ class ClaimStore:
         try:
             batch = sorted(batch, key=lambda work: work.id.int)
             with self._answered():
-                return await self._claim_in_one_transaction(batch, takes_over)
+                quick = None if takes_over else await self._claim_in_one_statement(batch)
+                return quick or await self._claim_in_one_transaction(batch, takes_over)
         except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
             if len(batch) == 1:
                 return Claimed(contended=list(batch))
@@ -100,31 +101,46 @@ class ClaimStore:
             self.lost_answer_at = time.monotonic()
             raise
 
+    async def _claim_in_one_statement(self, batch: list[Work]) -> Claimed | None:
+        """None: nothing was claimed; a lane is gated, others won all of it, or bodies are in their rows."""
+        if not all(work.has_body for work in batch):
+            return None
+        token: UUID = uuid7()
+        with store_errors():
+            rows = await self._claim_events(self._database.pool, batch, token, False, gates_are_locked=False)
+        return self._claimed(batch, rows, token) if rows else None
+
     async def _claim_in_one_transaction(self, batch: list[Work], takes_over: bool) -> Claimed:
         token: UUID = uuid7()
-        result = Claimed()
         async with self._database.transaction() as connection:
             gated = await self._gated_lanes(connection, batch)
             free = [work for work in batch if (work.source, work.lane) not in gated]
             followers = [work for work in batch if gated.get((work.source, work.lane)) is False]
-            result.full = [work for work in batch if gated.get((work.source, work.lane))]
+            full = [work for work in batch if gated.get((work.source, work.lane))]
             rows = await self._claim_events(connection, [w for w in free if w.has_body], token, takes_over)
             rows += await self._claim_tasks(
                 connection, [w for w in free if not w.has_body], token, takes_over
             )
             parked = await self._park(connection, followers)
-        self.due.expect(work.type for work in batch)
+        result = self._claimed(free, rows, token)
+        result.full = full
+        for work in followers:
+            (result.parked if work.id in parked else result.lost).append(work)
+        self.due.expect(work.type for work in (*followers, *full))
+        return result
+
+    def _claimed(self, works: list[Work], rows: list[Any], token: UUID) -> Claimed:
+        result = Claimed()
+        self.due.expect(work.type for work in works)
         now = time.monotonic()
         by_id = {row["id"]: row for row in rows}
-        for work in free:
+        for work in works:
             row = by_id.get(work.id)
             if row is None:
                 result.lost.append(work)
             else:
                 _fill(work, row, token, now)
                 result.started.append(work)
-        for work in followers:
-            (result.parked if work.id in parked else result.lost).append(work)
         return result
 
     async def _gated_lanes(
@@ -144,7 +160,13 @@ class ClaimStore:
         return {(row["source"], row["lane"]): row["is_full"] for row in rows}
 
     async def _claim_events(
-        self, connection: Connection, works: list[Work], token: UUID, takes_over: bool
+        self,
+        connection: Executor,
+        works: list[Work],
+        token: UUID,
+        takes_over: bool,
+        *,
+        gates_are_locked: bool = True,
     ) -> list[Any]:
         if not works:
             return []
@@ -161,6 +183,7 @@ class ClaimStore:
             self._worker_id,
             token,
             takes_over,
+            gates_are_locked,
         )
         return rows
 

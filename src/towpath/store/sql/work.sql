@@ -19,13 +19,16 @@ select g.source, g.lane,
 
 -- name: claim_events
 -- Create RUNNING rows, or resume a row handed back; with $11 also suspects: one abandoned with no effect started, or
--- handed back in a start that was not the first.
--- Locks the rows in id order; index: primary key. Losers are looked up by `states`.
+-- handed back in a start that was not the first. Without $12 nothing at all where one of the lanes has a gate: then
+-- `lock_gates` comes first. A follower comes to a member when its head was settled, or behind it: a gate that the
+-- head leaves is seen. Locks the rows in id order; index: primary keys. Losers are looked up by `states`.
 insert into towpath.task as t (consumer_group, id, type, kind, source, key, lane, position, state, deliveries,
                                held_by, worker, token, started_at)
 select $1, x.id, x.type, x.kind, x.source, x.key, x.lane, x.position, 'RUNNING', 1, 'broker', $9, $10, towpath.clock()
   from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[])
        x(id, type, kind, source, key, lane, position)
+ where $12 or not exists (select from towpath.key_gate g
+                           where g.consumer_group = $1 and g.source = any($5::text[]) and g.lane = any($7::text[]))
  order by x.id
 on conflict (consumer_group, id) do update
    set state = 'RUNNING', deliveries = t.deliveries + 1, worker = excluded.worker, token = excluded.token,
@@ -171,21 +174,24 @@ select source, lane, head from towpath.key_gate
  order by source, lane for update
 
 -- name: succeed
--- Settle first-class successes without a result. Guarded by tokens, not by time; index: primary key.
+-- Settle first-class successes without a result. Guarded by tokens, not by time; index: primary key. Without $4 only what
+-- the broker holds, which heads no gate.
 update towpath.task t
    set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1,
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = any($3::uuid[]) and t.state || '' = 'RUNNING'
+   and ($4 or t.held_by = 'broker')
 returning t.id, t.held_by = 'database' as is_held
 
 -- name: succeed_with_results
--- The same with a result per row. Index: primary key, one probe per row.
+-- The same with a result per row, $5 as $4 there. Index: primary key, one probe per row.
 update towpath.task t
    set state = 'SUCCEEDED', worker = null, token = null, attempt = t.attempt + 1, version = t.version + 1, result = ($4::bytea[])[array_position($2, t.id)],
        reason_code = null, error_class = null, error_message = null, fingerprint = null,
        updated_at = towpath.clock(), finished_at = towpath.clock()
  where t.consumer_group = $1 and t.id = any($2::uuid[]) and t.token = ($3::uuid[])[array_position($2, t.id)] and t.state || '' = 'RUNNING'
+   and ($5 or t.held_by = 'broker')
 returning t.id, t.held_by = 'database' as is_held
 
 -- name: settle_one
