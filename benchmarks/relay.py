@@ -85,7 +85,14 @@ TABLE = (
         )
         for rate in latency.RELAY_AT
     ),
-    Plan("held-horizon", {"free": draining.churned, "towpath": draining.held}, ("free",), _NO_SLOWER),
+    Plan(
+        "held-horizon",
+        {"free": draining.churned, "rows deleted": draining.held_and_deleted, "towpath": draining.held},
+        ("free",),
+        _NO_SLOWER,
+        judged=("towpath",),
+        only_full=("rows deleted",),
+    ),
     Plan("retained", {"none": draining.relayed, "towpath": draining.retained}, ("none",), _NO_SLOWER),
     Plan(
         "uncommitted",

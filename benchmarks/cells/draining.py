@@ -88,14 +88,27 @@ async def _pass_over(url: str) -> None:
         raise RuntimeError(f"rebase ended with {process.returncode}")
 
 
+_CLEARED = "truncate table towpath.outbox"
+_DELETED = "delete from towpath.outbox"
+
+
 async def churned(round_: Round) -> Sample:
-    """Half a million rows were written, sent and deleted before, and vacuum could follow."""
-    return await drain(round_.stage, relay(), _size(round_), around=_churn(round_))
+    """Half a million rows were sent before and cleared as the ring clears them, and vacuum could follow."""
+    return await drain(round_.stage, relay(), _size(round_), around=_churn(round_, _CLEARED))
 
 
 async def held(round_: Round) -> Sample:
     """The same, but an idle transaction holds the horizon from before the first row to the last record."""
-    churn = _churn(round_)
+    return await _held(round_, _CLEARED)
+
+
+async def held_and_deleted(round_: Round) -> Sample:
+    """Likewise, but the rows were deleted, as those of a straggler are, and stay dead in the table."""
+    return await _held(round_, _DELETED)
+
+
+async def _held(round_: Round, clear: str) -> Sample:
+    churn = _churn(round_, clear)
 
     @asynccontextmanager
     async def around(url: str, topic: str) -> AsyncIterator[None]:
@@ -109,15 +122,15 @@ async def held(round_: Round) -> Sample:
     return await drain(round_.stage, relay(), _size(round_), around=around)
 
 
-def _churn(round_: Round) -> Around:
+def _churn(round_: Round, clear: str) -> Around:
     count = round_.size(500_000, 1_000)
 
     @asynccontextmanager
     async def churn(url: str, _topic: str) -> AsyncIterator[None]:
+        if (await drain(round_.stage, relay(), count, url=url)).is_void:
+            raise RuntimeError("not all of the rows before were sent")
         connection = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
-        await fill(connection, OUTBOX, _ELSEWHERE, count)
-        await _pass_over(url)
-        await connection.execute("delete from towpath.outbox")
+        await connection.execute(clear)
         await settle(connection)
         await connection.close()
         yield
