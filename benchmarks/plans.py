@@ -15,7 +15,7 @@ from benchmarks.stage import open_stage
 
 @dataclass(frozen=True)
 class Plan:
-    """Subjects of a cell by name, in the order in which they run."""
+    """Subjects of a cell by name, in the order in which they run in odd rounds; even ones go backwards."""
 
     name: str
     subjects: dict[str, Trial]
@@ -84,8 +84,8 @@ async def run(
             round_ = Round(stage)
             pairs = [(plan, *each) for plan in chosen for each in plan.trials(quick=quick).items()]
             async with asyncio.TaskGroup() as tasks:
-                # Several at once begin with the last ones, which wait more than they work.
-                waiting = pairs if at_once == 1 else pairs[::-1]
+                # Who runs later finds another machine. Several at once begin with those that wait most.
+                waiting = pairs if at_once == 1 and number % 2 else pairs[::-1]
                 running = [tasks.create_task(sample(number, round_, *each)) for each in waiting]
             for (plan, name, _), task in zip(waiting, running, strict=True):
                 results[plan.name][name].samples.append(task.result())

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from towpath.brokers.factory import broker_from_url
 from towpath.brokers.memory.broker import MemoryBroker
@@ -20,7 +21,7 @@ from towpath.brokers.ports import (
     Subscriber,
     Subscription,
 )
-from towpath.testing.proxy import TcpProxy
+from towpath.testing.proxy import Direction, TcpProxy
 
 KAFKA_OPTIONS: dict[str, object] = {
     "session_timeout_ms": 10_000,
@@ -74,6 +75,10 @@ class Rig:
     hang: Outage
     cut: Outage
     restore: Outage
+    mute: Outage
+    """The broker hears everything and is heard no more, until `restore`."""
+    strand: Outage
+    """The connections there are carry nothing any more, for good; new ones work."""
     delay: Callable[[float], Awaitable[None]]
     """Everything takes so many seconds longer, in both directions."""
     shares_partitions: bool
@@ -214,7 +219,11 @@ async def memory_rig() -> AsyncIterator[Rig]:
     async def delay(_: float) -> None:
         """Nothing is on the way."""
 
-    yield Rig("memory", broker, switch_off, switch_off, restore, delay, shares_partitions=True)
+    async def strand() -> None:
+        """There are no connections."""
+
+    outages = switch_off, switch_off, restore, switch_off, strand
+    yield Rig("memory", broker, *outages, delay, shares_partitions=True)
 
 
 @asynccontextmanager
@@ -229,6 +238,8 @@ async def proxied_rig(
         proxy.hang,
         proxy.cut,
         proxy.restore,
+        partial(proxy.hang, Direction.REPLIES),
+        proxy.strand,
         proxy.delay,
         shares_partitions=shares_partitions,
     )

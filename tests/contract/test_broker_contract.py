@@ -180,6 +180,35 @@ async def test_a_broken_link_is_reported_and_the_next_publish_recovers(rig: Rig)
     await publisher.aclose()
 
 
+async def test_what_is_sent_again_after_no_answer_came_keeps_its_order(rig: Rig) -> None:
+    """R6: a half-open link; the broker has the messages, and nobody hears of it."""
+    publisher = rig.broker.publisher()
+    await publisher.start()
+    assert (await publisher.publish([rig.message(0)], timeout_seconds=60)).acknowledged == {0}
+    window = [rig.message(number) for number in range(1, 6)]
+    await rig.mute()
+    result = await publisher.publish(window, timeout_seconds=2)
+    assert (type(result.unavailable), result.acknowledged) == (BrokerUnavailable, set())
+    await rig.restore()
+    assert (await publisher.publish(window, timeout_seconds=60)).acknowledged == set(range(5))
+    await publisher.aclose()
+    received = numbers(await receive_rest(await rig.subscribe(), wanted=range(6)))
+    assert list(dict.fromkeys(received)) == list(range(6))
+
+
+async def test_connections_that_died_silently_are_replaced(rig: Rig) -> None:
+    """R6, S5: as after a failover of an address; nobody resets them."""
+    publisher = rig.broker.publisher()
+    await publisher.start()
+    subscriber = await rig.subscribe()
+    await rig.strand()
+    result = await publisher.publish([rig.message(1)], timeout_seconds=2)
+    assert rig.name == "memory" or isinstance(result.unavailable, BrokerUnavailable)
+    assert (await publisher.publish([rig.message(2)], timeout_seconds=60)).acknowledged == {0}
+    await publisher.aclose()
+    assert 2 in numbers(await receive_rest(subscriber, wanted=[2]))
+
+
 async def test_starting_without_a_broker_says_that_it_is_away(rig: Rig) -> None:
     """O2: for publishers and subscribers alike."""
     await rig.cut()
