@@ -68,7 +68,7 @@ async def large(round_: Round) -> Sample:
 
 async def retained(round_: Round) -> Sample:
     """Behind ten million rows that were sent before and are kept."""
-    stage, count = round_.stage, round_.size(10_000_000, 2_000)
+    stage, count = round_.stage, round_.size(10_000_000, 300_000)
 
     async def make(url: str) -> None:
         connection = await asyncpg.connect(url, command_timeout=3 * DEADLINE_SECONDS)
