@@ -48,8 +48,8 @@ class Store:
 
 
 @asynccontextmanager
-async def committing(store: Store) -> AsyncIterator[GroupCommit]:
-    commit = GroupCommit(store, lambda: None)  # type: ignore[arg-type]
+async def committing(store: Any) -> AsyncIterator[GroupCommit]:
+    commit = GroupCommit(store, lambda: None)
     running = asyncio.create_task(commit.run())
     yield commit
     running.cancel()
@@ -185,6 +185,30 @@ async def test_only_what_was_kept_is_settled_by_its_gate(
         monkeypatch.delattr(Database, "transaction")
         rest = works[2:]
         assert (await store.succeed([(each, None) for each in rest])).ids == {each.id for each in rest}
+
+
+REFUSING = """
+create function refuse() returns trigger language plpgsql as $$
+  begin raise 'bad' using errcode = '22000'; end $$;
+create trigger refuse before update on towpath.task
+  for each row when (new.result = 'bad') execute function refuse();
+"""
+
+
+async def test_what_goes_beside_a_refused_result_is_settled_and_known_to_be(
+    migrated_url: str, db: Any
+) -> None:
+    """C17: with a result or without one; neither alone may be durable before the others are."""
+    works = [work() for _ in range(6)]
+    await claimed(db, works)
+    await db.execute(REFUSING)
+    results = [None, b"1", None, b"bad", None, b"2"]
+    async with settles(migrated_url) as store, committing(store) as commit:
+        successes = [Success(each, result) for each, result in zip(works, results, strict=True)]
+        await commit.settle(successes)
+    outcomes = [success.outcome for success in successes]
+    assert isinstance(outcomes.pop(3), asyncpg.DataError)
+    assert outcomes == [True] * 5
 
 
 LANES = """

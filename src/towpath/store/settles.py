@@ -64,10 +64,11 @@ class SettleStore:
     async def succeed(self, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
         """Group commit of successes; a lane's head that succeeds promotes its follower.
 
-        What the broker holds heads no gate, and is settled by one statement.
+        What the broker holds heads no gate, and is settled by one statement where that is enough.
         """
         quick: frozenset[UUID] = frozenset()
-        if all(work.is_from_broker for work, _ in batch):
+        is_of_one_kind = len({result is None for _, result in batch}) == 1
+        if is_of_one_kind and all(work.is_from_broker for work, _ in batch):
             with store_errors():
                 rows = await self._settle(self._database.pool, batch, is_for_all=False)
             quick = frozenset(row["id"] for row in rows)
