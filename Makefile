@@ -90,6 +90,7 @@ nightly: services
 	TOWPATH_TEST_HISTORIES=$(or $(HISTORIES),5000) TOWPATH_TEST_SEED=$(or $(SEED),1000000) \
 		TOWPATH_TEST_SIMULATIONS=$(or $(SIMULATIONS),2000) \
 		$(BIN)/python -m pytest tests/property/test_work_protocol.py tests/simulation
+	TOWPATH_TEST_SCALE=10 $(BIN)/python -m pytest tests/integration/test_delayed_events.py
 
 faults: services
 	$(BIN)/python -m tests.faults $(if $(QUICK),--quick --runs 3,--runs $(or $(RUNS),60)) --seed $(or $(SEED),1)

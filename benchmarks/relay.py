@@ -145,6 +145,12 @@ TABLE = (
 )
 OTHERS = (
     Plan(
+        "one-transaction",
+        {"steady": draining.relayed, "towpath": draining.one_transaction},
+        ("steady",),
+        (Target("RSS ≤ idle + 100 MB", 100.0, _above_idle, is_ceiling=True),),
+    ),
+    Plan(
         "telemetry",
         {"off": draining.relayed, "towpath": telemetry.watched_relay},
         ("off",),

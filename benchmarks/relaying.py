@@ -14,7 +14,7 @@ import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from benchmarks.drain import DEADLINE_SECONDS, Program, running
-from benchmarks.filling import FLOOR, OUTBOX, Rows, fill
+from benchmarks.filling import FLOOR, OUTBOX, ROWS_PER_TRANSACTION, Rows, fill
 from benchmarks.measure import CpuMeter, Sample, difference, tree_rss_mb
 from benchmarks.stage import PARTITIONS, Stage, id_of
 
@@ -110,19 +110,25 @@ async def alone(_url: str, _topic: str) -> AsyncIterator[None]:
 
 
 async def drain(
-    stage: Stage, subject: Subject, count: int, *, around: Around = alone, url: str | None = None
+    stage: Stage,
+    subject: Subject,
+    count: int,
+    *,
+    rows_each: int = ROWS_PER_TRANSACTION,
+    around: Around = alone,
+    url: str | None = None,
 ) -> Sample:
     """Fill a database, a new one unless there is a URL, start the subject, wait until all is there."""
     if url is None:
         async with stage.database() as fresh:
-            return await drain(stage, subject, count, around=around, url=fresh)
+            return await drain(stage, subject, count, rows_each=rows_each, around=around, url=fresh)
     topic = stage.fresh_name("drained")
     await stage.topic(topic)
     if subject.install is not None:
         await subject.install(url)
     connection = await asyncpg.connect(url, command_timeout=DEADLINE_SECONDS)
     async with around(url, topic):
-        committed = await fill(connection, subject.rows, topic, count)
+        committed = await fill(connection, subject.rows, topic, count, rows_each=rows_each)
 
         async def wait() -> Waiting:
             return committed, None

@@ -66,6 +66,12 @@ async def large(round_: Round) -> Sample:
     return await _beside_idle(round_, await drain(round_.stage, relay(), count))
 
 
+async def one_transaction(round_: Round) -> Sample:
+    """A million rows of one transaction."""
+    count = round_.size(1_000_000, 500)
+    return await _beside_idle(round_, await drain(round_.stage, relay(), count, rows_each=count))
+
+
 async def retained(round_: Round) -> Sample:
     """Behind ten million rows that were sent before and are kept."""
     stage, count = round_.stage, round_.size(10_000_000, 300_000)
