@@ -43,8 +43,8 @@ with recursive present as (
   where s.shard is not null and (
     p.cut is null or not p.is_ours or pg_snapshot_xmax(p.cut) > pg_snapshot_xmax(pg_current_snapshot())
     or exists (select from towpath.outbox_0 o where o.shard = s.shard and o.xid >= pg_snapshot_xmax(p.cut))
-    or exists (select from towpath.outbox_0 o
-               where o.shard = s.shard and o.xid = any(array(select pg_snapshot_xip(p.cut)))))
+    or exists (select from pg_snapshot_xip(p.cut) x, lateral (
+                 select from towpath.outbox_0 o where o.shard = s.shard and o.xid = x offset 0) o))
 ), newest as (
   select greatest(
     (select max(l.created_at)

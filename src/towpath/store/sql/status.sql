@@ -13,7 +13,8 @@ select r.id, r.host, r.version, r.started_at, r.seen_at, extract(epoch from towp
 -- since the oldest of them was written; open dead letters that no group has, up to $3, since they were not published;
 -- seconds since the transaction began that has held the vacuum horizon longest, a second and more, of those that this
 -- role may see; and the statement's own snapshot. Reads the journal, which is trimmed, and leases from the newest entry
--- of each shard, as renewals do; indexes: outbox_window, primary key of leases, dead_letter_open.
+-- of each shard, as renewals do; indexes: outbox_window, primary key of leases, dead_letter_open. Transactions in progress
+-- are probed one by one: before Postgres 17 a list of them is not always a way into the index, as in `poll`.
 with s as materialized (
   select l.shard, l.relay, l.lease_until, p.snapshot_from, p.snapshot_to, p.last_id
   from generate_series($1::integer, $2::integer) n(shard)
@@ -27,9 +28,9 @@ select count(*) filter (where s.relay is null or s.lease_until <= towpath.clock(
        coalesce(extract(epoch from towpath.clock() - min(b.oldest)), 0)::float8 as oldest_unsent_seconds,
        (select count(*) from (
           select from s cross join lateral (
-            select from towpath.outbox o
-             where o.shard = s.shard and o.xid = any(array(select pg_snapshot_xip(s.snapshot_from)))
-               and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id))
+            select from pg_snapshot_xip(s.snapshot_from) x, lateral (
+              select from towpath.outbox o where o.shard = s.shard and o.xid = x
+                and not (pg_visible_in_snapshot(x, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id)) offset 0) o
             union all
             select from towpath.outbox o
              where o.shard = s.shard and o.xid >= pg_snapshot_xmax(s.snapshot_from)
@@ -44,9 +45,10 @@ select count(*) filter (where s.relay is null or s.lease_until <= towpath.clock(
   from s
   cross join lateral (
     select min(w.created_at) as oldest from (
-      (select o.created_at from towpath.outbox o
-        where o.shard = s.shard and o.xid = any(array(select pg_snapshot_xip(s.snapshot_from)))
-          and not (pg_visible_in_snapshot(o.xid, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id)) limit 1)
+      (select o.created_at from pg_snapshot_xip(s.snapshot_from) x, lateral (
+        select o.created_at from towpath.outbox o where o.shard = s.shard and o.xid = x
+          and not (pg_visible_in_snapshot(x, s.snapshot_to) and (s.last_id is null or o.id <= s.last_id)) offset 0) o
+        limit 1)
       union all
       (select o.created_at from towpath.outbox o
         where o.shard = s.shard and o.xid >= pg_snapshot_xmax(s.snapshot_from)
