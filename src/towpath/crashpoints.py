@@ -34,6 +34,8 @@ class CrashPoint(StrEnum):
     BURIED_BEFORE_ACK = "buried_before_ack"
     DUE_STARTED = "due_started"
     REPLAYED_BATCH = "replayed_batch"
+    CLEARING_SLOT = "clearing_slot"
+    CLEARED_SLOT = "cleared_slot"
     REPUBLISHED_BATCH = "republished_batch"
     MOVED_DUE = "moved_due"
 

@@ -24,6 +24,16 @@ from towpath.testing.services import KafkaServer, RabbitServer
 ROOT = Path(__file__).parents[2]
 PATIENT = {"TOWPATH_RELAY__LEASE": "90s", "TOWPATH_RELAY__PUBLISH_DEADLINE": "60s"}
 """Where none dies: no lease lapses and no publish is given up because the machine is busy."""
+RING = """
+create or replace function towpath.rotate_seconds() returns integer language sql immutable
+as $$ select {seconds} $$
+"""
+"""A relay looks at the ring twenty times a rotation."""
+TURN = """
+create or replace function towpath.ring_slot() returns smallint language sql volatile
+as $$ select {slot}::smallint $$
+"""
+"""The slot that is written to."""
 
 
 class RelayProcess:
@@ -223,6 +233,41 @@ async def test_a_relay_killed_while_it_hands_shards_over_loses_nothing(site: Sit
     found = await site.verdict()
     assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
     assert found.duplicates <= 100 * (1 + successor.mishaps)
+
+
+@pytest.mark.parametrize(
+    ("point", "rows_left"), [(CrashPoint.CLEARING_SLOT, 20), (CrashPoint.CLEARED_SLOT, 0)]
+)
+async def test_a_relay_killed_while_it_clears_a_slot_leaves_the_rest_to_the_next(
+    site: Site, db: "asyncpg.Connection[Any]", point: CrashPoint, rows_left: int
+) -> None:
+    """R4, R22: what a slot held was sent and written down, so nothing of it is lost or comes again."""
+    rows = "select count(*) from towpath.outbox"
+    clearing = {"TOWPATH_RELAY__RETENTION": "300ms", "TOWPATH_RELAY__CANARIES": "false"}
+    await db.execute(RING.format(seconds=40))
+    await db.execute(TURN.format(slot=0))
+    async with db.transaction():
+        for key in range(1, 21):
+            await emit(db, str(key), b"%d:1" % key, destination=site.address)
+            site.committed.append((str(key), 1))
+    await db.execute(TURN.format(slot=2))
+    dying = await site.relay(TOWPATH_CRASH_AT=point, **clearing)
+    assert await dying.exit_code() == -signal.SIGKILL
+    assert await db.fetchval(rows) == rows_left
+    await db.execute(TURN.format(slot=0))
+    await emit(db, "1", b"1:2", destination=site.address)
+    site.committed.append(("1", 2))
+    await db.execute(TURN.format(slot=2))
+    successor = await site.relay(**clearing)
+    await successor.logged("relay.lease_acquired")
+    deadline = time.monotonic() + 60
+    while await db.fetchval(rows):
+        assert time.monotonic() < deadline, "the next relay does not clear the slot"
+        await asyncio.sleep(0.1)
+    found = await site.verdict()
+    assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
+    if dying.mishaps == 0:
+        assert found.duplicates == 0
 
 
 async def test_relays_killed_at_random_lose_and_invert_nothing(site: Site, scale: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from towpath.crashpoints import CrashPoint, crash_point
 from towpath.errors import ConfigurationError, StoreUnavailable
 from towpath.relay.hooks import RelayHooks
 from towpath.relay.link import Link, link_errors
@@ -115,6 +116,7 @@ class Clearing:
         try:
             reason, unsent = await self._clear(connection, slot.number)
             if reason is None:
+                crash_point(CrashPoint.CLEARED_SLOT)
                 self._settled(slot.number)
                 self._hooks.slot_cleared(slot.number, slot.size, boot_time() - began)
                 return
@@ -143,6 +145,7 @@ class Clearing:
         if reason is not None:
             return reason, list(verdict.unsent)
         for _ in range(_TRIES):
+            crash_point(CrashPoint.CLEARING_SLOT)
             reason = await self._store.clear(connection, slot, retention, hold_seconds=self._hold_seconds)
             if reason != "locked":
                 break
