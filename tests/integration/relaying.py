@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from towpath.backoff import RetryPolicy
-from towpath.brokers.ports import OutboundMessage, PublishResult
+from towpath.brokers.ports import Broker, OutboundMessage, PublishResult
 from towpath.errors import BrokerUnavailable, MessageRefused
 from towpath.relay import Relay, RelayOptions
 
@@ -258,7 +258,7 @@ def judge(committed: Iterable[tuple[str, int]], broker: RecordingBroker) -> Verd
 
 
 @asynccontextmanager
-async def relaying(url: str, broker: RecordingBroker, options: RelayOptions = FAST) -> AsyncIterator[Relay]:
+async def relaying(url: str, broker: Broker, options: RelayOptions = FAST) -> AsyncIterator[Relay]:
     """A running relay; stopped in an orderly way at the end, and whatever killed it is raised."""
     relay = Relay(url, broker, options)
     stop = asyncio.Event()
