@@ -285,21 +285,60 @@ async def test_relays_killed_at_random_lose_and_invert_nothing(site: Site, scale
     assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
 
 
-async def test_a_frozen_relay_that_wakes_has_lost_its_shards_and_says_nothing_more(site: Site) -> None:
-    """R5: it publishes nothing beyond the write it had begun and journals nothing."""
+async def until(db: "asyncpg.Connection[Any]", query: str, *given: object) -> None:
+    """Wait until a query says true."""
+    deadline = time.monotonic() + 60
+    while not await db.fetchval(query, *given):
+        assert time.monotonic() < deadline, query
+        await asyncio.sleep(0.05)
+
+
+NOTE_JOURNAL_ROWS = """
+create table journaled (seq bigint, relay uuid, shard smallint, epoch bigint);
+create function note_journal_row() returns trigger language plpgsql as $$
+begin
+  insert into journaled select new.seq, new.relay, p.* from unnest(new.shards, new.epochs) p;
+  return null;
+end $$;
+create trigger note after insert on towpath.journal for each row execute function note_journal_row();
+"""
+"""Journal rows are trimmed; these notes of them stay."""
+
+
+async def test_a_frozen_relay_that_wakes_has_lost_its_shards_and_says_nothing_more(
+    site: Site, db: "asyncpg.Connection[Any]"
+) -> None:
+    """R5: it publishes nothing beyond the write it had begun and journals nothing of what it lost."""
+    await db.execute(NOTE_JOURNAL_ROWS)
     frozen = await site.relay()
     await frozen.logged("relay.lease_acquired")
+    relay = next(each["relay"] for each in frozen.events() if each["event"] == "relay.lease_acquired")
     async with writing(site):
-        await asyncio.sleep(1.5)
+        await until(db, "select exists (select from journaled where relay = $1::text::uuid)", relay)
+        await asyncio.sleep(1)
         frozen.signal(signal.SIGSTOP)
         successor = await site.relay()
         await successor.logged("relay.lease_acquired")
-        await asyncio.sleep(1)
+        await until(
+            db, "select not exists (select from towpath.shard_lease where relay = $1::text::uuid)", relay
+        )
+        await db.execute(
+            "create table lost as select shard, epoch, (select max(seq) from journaled) as seq "
+            "from towpath.shard_lease"
+        )
         frozen.signal(signal.SIGCONT)
         await frozen.logged("relay.lease_lost")
     found = await site.verdict()
     assert (found.lost, found.ghosts, found.inversions) == (0, 0, 0)
     assert found.duplicates <= 100 * (1 + successor.mishaps)
+    frozen.signal(signal.SIGTERM)
+    assert await frozen.exit_code() == 0  # it writes no more
+    late = await db.fetch(  # by then it may own shards again, under epochs of its own
+        "select j.* from journaled j join lost using (shard) "
+        "where j.relay = $1::text::uuid and j.seq > lost.seq and j.epoch <= lost.epoch",
+        relay,
+    )
+    assert late == []
 
 
 async def test_sigterm_hands_the_shards_over_without_a_duplicate(site: Site) -> None:

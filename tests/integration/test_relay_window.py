@@ -39,17 +39,18 @@ async def hold_a_write_transaction(url: str, ending: asyncio.Event) -> None:
     await connection.close(timeout=10)
 
 
-@pytest.mark.parametrize("is_held", [False, True], ids=["alone", "beside an open write transaction"])
+@pytest.mark.parametrize("held_in", [None, "the same database", "another database"])
 async def test_racing_writers_lose_double_and_invert_nothing(
-    db: "asyncpg.Connection[Any]", migrated_url: str, scale: float, is_held: bool
+    db: "asyncpg.Connection[Any]", migrated_url: str, postgres_url: str, scale: float, held_in: str | None
 ) -> None:
-    """P2, R1, R2: 16 writers with savepoints and rollbacks, maybe a foreign transaction held open."""
+    """P2, R1, R2: 16 writers with savepoints and rollbacks, maybe a foreign write transaction held open."""
     await prepare(db)
     committed: list[tuple[str, int]] = []
     broker, told, ending = RecordingBroker(), asyncio.Event(), asyncio.Event()
     async with relaying(migrated_url, broker), asyncio.TaskGroup() as tasks:
-        if is_held:
-            tasks.create_task(hold_a_write_transaction(migrated_url, ending))
+        if held_in:
+            held_url = migrated_url if held_in == "the same database" else postgres_url
+            tasks.create_task(hold_a_write_transaction(held_url, ending))
         writers = [
             tasks.create_task(race(migrated_url, committed, writer=number, until=told))
             for number in range(16)
