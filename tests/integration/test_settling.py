@@ -18,7 +18,8 @@ from towpath.consumer.settling import GroupCommit, Success
 from towpath.context import Call
 from towpath.errors import StoreUnavailable
 from towpath.store.database import Database
-from towpath.store.settles import Settled, SettleStore
+from towpath.store.settles import SettleStore
+from towpath.store.successes import Settled
 from towpath.store.work import Work
 
 

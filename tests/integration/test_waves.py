@@ -11,7 +11,8 @@ from tests.integration.engine import Engine, Note, Posted, bench, depot, until
 from towpath import App, Batch, Call, RetryPolicy
 from towpath.consumer import slots, waves
 from towpath.store.claims import Claimed, ClaimStore
-from towpath.store.settles import Settled, SettleStore
+from towpath.store.settles import SettleStore
+from towpath.store.successes import Settled
 from towpath.store.work import Work
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")

@@ -22,20 +22,11 @@ from towpath.store.deaths import DeathStore, Stage
 from towpath.store.gates import Executor, hold, leave
 from towpath.store.sessions import SessionConnection
 from towpath.store.statements import load
+from towpath.store.successes import Settled, settle, settle_with_gates, token_of
 from towpath.store.work import Work
 
 Claim: TypeAlias = tuple[UUID, UUID]
 """Task id and token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What a batch of successes became."""
-
-    ids: frozenset[UUID]
-    """Those whose token still held."""
-    promoted_count: int
-    """Followers that are due now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +61,13 @@ class SettleStore:
         is_of_one_kind = len({result is None for _, result in batch}) == 1
         if is_of_one_kind and all(work.is_from_broker for work, _ in batch):
             with store_errors():
-                rows = await self._settle(self._database.pool, batch, is_for_all=False)
+                rows = await settle(self._database.pool, self._sql, self._group, batch, is_for_all=False)
             quick = frozenset(row["id"] for row in rows)
             if len(quick) == len(batch):
                 return Settled(quick, 0)
         async with self._database.transaction() as connection:
-            rest = await self._succeed(connection, [item for item in batch if item[0].id not in quick])
+            left = [item for item in batch if item[0].id not in quick]
+            rest = await settle_with_gates(connection, self._sql, self._group, left)
         return Settled(quick | rest.ids, rest.promoted_count)
 
     async def settle_batch_in(self, session: AsyncSession, works: Sequence[Work]) -> Settled:
@@ -84,53 +76,7 @@ class SettleStore:
         The caller commits when all tokens held, else rolls back.
         """
         connection = SessionConnection(await session.connection())
-        return await self._succeed(connection, [(work, None) for work in works])
-
-    async def _succeed(self, connection: Executor, batch: Sequence[tuple[Work, bytes | None]]) -> Settled:
-        gates = await self._lock_heads(connection, [work for work, _ in batch if work.lane is not None])
-        rows = await self._settle(connection, batch, is_for_all=True)
-        ids = frozenset(row["id"] for row in rows)
-        # What was kept while this waited for its row has a gate that was not there to be locked.
-        kept = {row["id"] for row in rows if row["is_held"]} - {gate["head"] for gate in gates}
-        late = [work for work, _ in batch if work.id in kept and work.lane is not None]
-        gates = [*gates, *await self._lock_heads(connection, late)]
-        done = [(gate["source"], gate["lane"]) for gate in gates if gate["head"] in ids]
-        return Settled(ids, await leave(connection, self._sql, self._group, done))
-
-    async def _settle(
-        self,
-        executor: Executor,
-        batch: Sequence[tuple[Work, bytes | None]],
-        *,
-        is_for_all: bool,
-    ) -> list[Any]:
-        """Rows that are SUCCEEDED now: of all, or of those that the broker holds."""
-        batch = sorted(batch, key=lambda item: item[0].id.int)
-        plain = [work for work, result in batch if result is None]
-        with_result = [(work, result) for work, result in batch if result is not None]
-        rows: list[Any] = []
-        if plain:
-            arguments = [work.id for work in plain], sorted({_token(work) for work in plain})
-            rows += await executor.fetch(self._sql["succeed"], self._group, *arguments, is_for_all)
-        if with_result:
-            columns = (
-                [work.id for work, _ in with_result],
-                [_token(work) for work, _ in with_result],
-                [result for _, result in with_result],
-            )
-            rows += await executor.fetch(self._sql["succeed_with_results"], self._group, *columns, is_for_all)
-        return rows
-
-    async def _lock_heads(self, connection: Executor, works: Sequence[Work]) -> list[Any]:
-        if not works:
-            return []
-        return await connection.fetch(
-            self._sql["lock_heads"],
-            self._group,
-            sorted({work.source for work in works}),
-            sorted({work.lane for work in works if work.lane is not None}),
-            [work.id for work in works],
-        )
+        return await settle_with_gates(connection, self._sql, self._group, [(work, None) for work in works])
 
     async def settle_in(
         self,
@@ -155,7 +101,7 @@ class SettleStore:
             (
                 self._group,
                 work.id,
-                _token(work),
+                token_of(work),
                 state.value,
                 work.source,
                 work.lane,
@@ -199,7 +145,7 @@ class SettleStore:
                     self._sql["keep"],
                     self._group,
                     work.id,
-                    _token(work),
+                    token_of(work),
                     work.lane,
                     work.position,
                     work.payload,
@@ -236,7 +182,7 @@ class SettleStore:
                     self._sql["wait"],
                     self._group,
                     work.id,
-                    _token(work),
+                    token_of(work),
                     delay_seconds if is_head else None,
                     waiting_for.value,
                     work.position,
@@ -289,7 +235,7 @@ class SettleStore:
                     self._sql["end"],
                     self._group,
                     work.id,
-                    _token(work),
+                    token_of(work),
                     state.value,
                     spent,
                     work.lane,
@@ -340,7 +286,7 @@ class SettleStore:
 
     async def hand_back(self, works: Sequence[Work]) -> None:
         """Unfinished work goes back unspent: to the broker, or due now where the database holds it."""
-        await self.hand_back_claims({(work.id, _token(work)) for work in works})
+        await self.hand_back_claims({(work.id, token_of(work)) for work in works})
 
     async def hand_back_claims(self, claims: Collection[Claim]) -> None:
         """The same by task id and token."""
@@ -398,9 +344,3 @@ def _flush_and_fetch(
 def _is_alone(row: RowMapping) -> bool:
     """Whether nobody waits behind it."""
     return not (row["is_head"] or row["is_held"])
-
-
-def _token(work: Work) -> UUID:
-    if work.token is None:
-        raise ValueError(f"{work.id} was never claimed")
-    return work.token
